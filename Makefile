@@ -1,0 +1,39 @@
+# Each target sets up what it needs: a virtual environment in .venv with the tested versions.
+PYTHON ?= python3
+BIN := .venv/bin
+ARGS ?=
+
+.PHONY: train test test-all test-gpu lint format benchmark clean
+
+train: .venv/.installed   ## run the main job on the embedded data set; ARGS="setting=value ..."
+	$(BIN)/python train.py $(ARGS)
+
+test: .venv/.installed    ## the default tests: under five minutes on two cores
+	$(BIN)/python -m pytest $(ARGS)
+
+test-all: .venv/.installed  ## also what takes minutes: inductor, kills, fuzzing
+	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+test-gpu: .venv/.installed  ## what needs a CUDA device
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+lint: .venv/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+benchmark: .venv/.installed
+	$(BIN)/python benchmarks/models.py $(ARGS)
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+.venv/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else None'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,peers]'
+	touch $@
