@@ -1,0 +1,1 @@
+"""ViT, Swin and Swin V2, and any timm model beside them."""

@@ -1,0 +1,78 @@
+"""Attention: one function with two paths that give the same output.
+
+Axes here and in the models: b batch · h heads · n, m tokens (queries, keys) · d width of a head · w
+windows · t tokens of a window · c width of a token · y, x rows and columns of the token grid.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange, repeat
+from torch import Tensor
+
+Observer = Callable[[Tensor], Tensor]
+"""Is given the attention weights (b h n m) of a forward pass and returns those to go on with."""
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None = None,
+    *,
+    scale: float,
+    dropout: float = 0.0,
+    observer: Observer | None = None,
+) -> Tensor:
+    """softmax(scale · q kᵀ + bias) v, heads side by side.
+
+    q, k, v: (b h n d). bias: (w h n n), where b is a multiple of w and runs over images first,
+    windows second; w is 1 where all windows share one bias. Returns (b n (h d)).
+
+    The fused path is the default. The explicit path serves an observer, which wants to see the
+    weights, and a bias that is being learned on a CPU: torch's fused CPU kernel has no gradient for
+    it and would fall back to a slower version of the same.
+    """
+    if observer is not None or learns_on_cpu(bias):
+        out = _explicit(q, k, v, bias, scale, dropout, observer)
+    else:
+        if bias is not None and bias.shape[0] > 1:
+            bias = repeat(bias, "w h n m -> (b w) h n m", b=q.shape[0] // bias.shape[0])
+        mask = None if bias is None else bias.to(q.dtype)
+        out = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout, scale=scale)
+    return rearrange(out, "b h n d -> b n (h d)")
+
+
+def learns_on_cpu(bias: Tensor | None) -> bool:
+    """Whether this bias takes the explicit path because a gradient for it is wanted on a CPU."""
+    if bias is None or not torch.is_grad_enabled():
+        return False
+    return bias.requires_grad and bias.device.type == "cpu"
+
+
+def _explicit(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    dropout: float,
+    observer: Observer | None,
+) -> Tensor:
+    scores = q @ k.transpose(-2, -1)
+    if bias is None:
+        scores = scores * scale
+    else:
+        # bias + scale · scores in one pass; the images of the batch broadcast over the windows'
+        # biases.
+        windows = bias.shape[0]
+        by_image = rearrange(scores, "(b w) h n m -> b w h n m", w=windows)
+        scores = torch.add(bias, by_image, alpha=scale)
+        scores = rearrange(scores, "b w h n m -> (b w) h n m")
+    weights = scores.softmax(dim=-1)
+    if observer is not None:
+        weights = observer(weights)
+    if dropout:
+        weights = F.dropout(weights, dropout)
+    return weights.to(v.dtype) @ v

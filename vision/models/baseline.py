@@ -1,0 +1,69 @@
+"""Any model of timm behind the interface of this project's own, to compare with."""
+
+from typing import Any
+
+import timm
+import torch
+from timm.models import group_parameters
+from torch import Tensor
+
+from vision.config import ConfigError, suggest
+from vision.models.configs import TimmConfig
+from vision.models.layers import Classifier, Grid
+
+
+class TimmModel(Classifier):
+    """A timm model; its weights are drawn by timm itself."""
+
+    def __init__(self, config: TimmConfig, image_size: Grid, channels: int, classes: int) -> None:
+        super().__init__()
+        self.config = config
+        self.model: Any = _create(config, image_size, channels, classes)
+        if config.checkpoint_activations:
+            self.model.set_grad_checkpointing(True)
+        self.layers = self._layers()
+
+    def _layers(self) -> dict[str, int]:
+        if not hasattr(self.model, "group_matcher"):
+            return {}
+        matcher = self.model.group_matcher(coarse=False)
+        return dict(group_parameters(self.model, matcher, reverse=True))
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Images (b channels height width) → timm's features of this model"""
+        return self.model.forward_features(images)
+
+    def forward_head(self, features: Tensor) -> Tensor:
+        """Features → logits (b classes)"""
+        return self.model.forward_head(features)
+
+    def layer_of(self, parameter: str) -> int:
+        """As timm groups its parameters; without such groups all are one layer."""
+        return self.layers.get(parameter.removeprefix("model."), 0)
+
+    def no_weight_decay(self) -> frozenset[str]:
+        """Parameters with one axis, and those that timm names."""
+        named = self.model.no_weight_decay() if hasattr(self.model, "no_weight_decay") else ()
+        return super().no_weight_decay() | frozenset(f"model.{name}" for name in named)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        """Timm draws from torch's global generator while it builds: build again from a seed."""
+        raise NotImplementedError("a timm model is initialised while it is built; see build_model")
+
+
+def _create(config: TimmConfig, size: Grid, channels: int, classes: int) -> torch.nn.Module:
+    if not timm.is_model(config.name):
+        known = timm.list_models()
+        raise ConfigError(
+            f"model.name: timm has no model '{config.name}'. {suggest(config.name, known)}"
+        )
+    arguments: dict[str, Any] = {"in_chans": channels, "num_classes": classes}
+    if config.drop_path is not None:
+        arguments["drop_path_rate"] = config.drop_path
+    try:
+        # Most transformers must know their image size; the others refuse the argument.
+        return timm.create_model(config.name, img_size=size, **arguments)
+    except TypeError as error:
+        if "img_size" not in str(error):
+            raise ConfigError(f"model.name={config.name}: timm refuses it: {error}") from error
+    return timm.create_model(config.name, **arguments)

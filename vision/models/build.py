@@ -1,0 +1,54 @@
+"""From a config to a model."""
+
+import torch
+
+from vision.models.baseline import TimmModel
+from vision.models.configs import ModelConfig, SwinConfig, SwinV2Config, TimmConfig, ViTConfig
+from vision.models.layers import Classifier, Grid
+from vision.models.swin import Swin
+from vision.models.swin_v2 import SwinV2
+from vision.models.vit import ViT
+
+
+def build_model(
+    config: ModelConfig,
+    image_size: Grid,
+    *,
+    channels: int = 3,
+    classes: int = 1000,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> Classifier:
+    """The model that a config describes, with weights drawn from `seed`: the same on every device.
+
+    On the `meta` device no weight is drawn and no memory is used. With `classes=0` the model has no
+    head: its logits are the pooled features.
+    """
+    if isinstance(config, TimmConfig):
+        return _build_timm(config, image_size, channels, classes, seed, torch.device(device))
+    with torch.device("meta"):
+        model: Classifier
+        match config:
+            case ViTConfig():
+                model = ViT(config, image_size, channels, classes)
+            case SwinConfig():
+                model = Swin(config, image_size, channels, classes)
+            case SwinV2Config():
+                model = SwinV2(config, image_size, channels, classes)
+    if torch.device(device).type == "meta":
+        return model
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        model.init_weights(torch.Generator().manual_seed(seed))
+    return model.to(device)
+
+
+def _build_timm(
+    config: TimmConfig, size: Grid, channels: int, classes: int, seed: int, device: torch.device
+) -> TimmModel:
+    with (
+        torch.random.fork_rng(devices=[]),
+        torch.device("meta" if device.type == "meta" else "cpu"),
+    ):
+        torch.manual_seed(seed)
+        return TimmModel(config, size, channels, classes).to(device)

@@ -1,0 +1,207 @@
+"""The parts that ViT and Swin share."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Generic, Self, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+Grid = tuple[int, int]
+"""Rows and columns of a token grid, or height and width of a picture."""
+
+
+class Classifier(nn.Module):
+    """What every model of this project is: features, then a head, and what an optimiser must know
+    of it.
+    """
+
+    head: nn.Module
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Images (b channels height width) → features (b …), whatever this model's head takes."""
+        raise NotImplementedError
+
+    def forward_head(self, features: Tensor) -> Tensor:
+        """Features → logits (b classes)."""
+        raise NotImplementedError
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (b channels height width) → logits (b classes)."""
+        return self.forward_head(self.forward_features(images))
+
+    def layer_of(self, parameter: str) -> int:
+        """Depth of a parameter for layer-wise decay: 0 the embedding, `depth + 1` the head."""
+        raise NotImplementedError
+
+    def no_weight_decay(self) -> frozenset[str]:
+        """Names of the parameters that must not shrink: biases, norms, scales, tokens, position
+        tables.
+
+        All but the last two kinds have one axis; the others are named by `undecayed`.
+        """
+        return frozenset(
+            name
+            for name, parameter in self.named_parameters()
+            if parameter.ndim <= 1 or any(part in self.undecayed for part in name.split("."))
+        )
+
+    undecayed: frozenset[str] = frozenset()
+    """Parts of names of parameters with several axes that take no weight decay."""
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        """Draw all parameters anew; the same generator state gives the same weights."""
+        raise NotImplementedError
+
+
+G = TypeVar("G")
+
+
+class Derived(nn.Module, Generic[G]):
+    """Tensors that follow from a geometry alone: no parameters, no buffers, in no checkpoint.
+
+    They are kept for the configured geometry and computed on the way for any other. Wherever the
+    module is moved to they are computed again, so they are right even after a life on the `meta`
+    device, from which a buffer would come back with arbitrary contents.
+    """
+
+    def __init__(
+        self, compute: Callable[[G, torch.device], tuple[Tensor | None, ...]], geometry: G
+    ) -> None:
+        super().__init__()
+        self.compute, self.geometry = compute, geometry
+        self._keep(torch.empty(0))
+
+    def _keep(self, like: Tensor) -> None:
+        self.device, self.dtype = like.device, like.dtype
+        self.tensors = self._computed(self.geometry)
+
+    def _computed(self, geometry: G) -> tuple[Any, ...]:
+        tensors = self.compute(geometry, self.device)
+        return tuple(
+            t.to(self.dtype) if t is not None and t.is_floating_point() else t for t in tensors
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self._keep(fn(torch.empty(0, device="cpu", dtype=self.dtype)))
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def forward(self, geometry: G) -> tuple[Any, ...]:
+        """The tensors for a geometry, in the order in which they are computed."""
+        return self.tensors if geometry == self.geometry else self._computed(geometry)
+
+
+class PatchEmbed(nn.Module):
+    """Cuts a picture into patches and maps each to a token, by a convolution that steps by its own
+    size.
+    """
+
+    def __init__(self, channels: int, width: int, patch: Grid) -> None:
+        super().__init__()
+        self.patch = patch
+        self.proj = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
+
+    def grid(self, size: Grid) -> Grid:
+        """The grid of tokens for a picture; a last, incomplete patch counts."""
+        return ceil_div(size[0], self.patch[0]), ceil_div(size[1], self.patch[1])
+
+    def forward(self, images: Tensor, multiple: Grid = (1, 1)) -> Tensor:
+        """(b channels height width) → (b c y x), rounded up to multiples with zero pixels."""
+        step = self.patch[0] * multiple[0], self.patch[1] * multiple[1]
+        return self.proj(pad_to_multiple(images, step))
+
+
+class Mlp(nn.Module):
+    """The two-layer perceptron of a block."""
+
+    def __init__(self, width: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, width)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b n c) → (b n c)"""
+        x = F.dropout(F.gelu(self.fc1(x)), self.dropout, self.training)
+        return F.dropout(self.fc2(x), self.dropout, self.training)
+
+
+class DropPath(nn.Module):
+    """Stochastic depth (Huang et al., ECCV 2016): drops a residual branch for whole samples.
+
+    The rest is scaled up, so that the expectation stays.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b …) → (b …)"""
+        if not self.training or self.rate == 0:
+            return x
+        keep = 1 - self.rate
+        shape = (x.shape[0],) + (1,) * (x.ndim - 1)
+        return x * (x.new_empty(shape).bernoulli_(keep) / keep)
+
+
+def drop_path_rates(rate: float, schedule: str, depth: int) -> list[float]:
+    """The rate of every block: rising from 0 to `rate`, or `rate` throughout."""
+    if schedule == "uniform":
+        return [rate] * depth
+    return [rate * i / max(depth - 1, 1) for i in range(depth)]
+
+
+def run_block(block: nn.Module, *inputs: Any, recompute: bool) -> Tensor:
+    """The block's output; with `recompute` its inner results are not kept but made again when
+    needed.
+    """
+    if recompute and torch.is_grad_enabled():
+        return checkpoint(block, *inputs, use_reentrant=False)
+    return block(*inputs)
+
+
+def pad_to_multiple(images: Tensor, step: Grid) -> Tensor:
+    """Zeros on the right and below, up to the next multiple of `step`; nothing where it fits."""
+    height, width = images.shape[-2:]
+    below, right = -height % step[0], -width % step[1]
+    return F.pad(images, (0, right, 0, below)) if below or right else images
+
+
+def ceil_div(number: int, divisor: int) -> int:
+    """`number / divisor`, rounded up."""
+    return -(-number // divisor)
+
+
+def trunc_normal(tensor: Tensor, std: float, generator: torch.Generator) -> None:
+    """Draw from a normal distribution, cut at ±2 in absolute terms as DeiT and Swin do."""
+    nn.init.trunc_normal_(tensor, std=std, generator=generator)
+
+
+def init_norms(module: nn.Module) -> None:
+    """Set every LayerNorm to the identity."""
+    for m in module.modules():
+        if isinstance(m, nn.LayerNorm):
+            nn.init.ones_(m.weight)
+            nn.init.zeros_(m.bias)
+
+
+def init_conv(conv: nn.Conv2d, kind: str, generator: torch.Generator) -> None:
+    """Draw a patch embedding.
+
+    `lecun`: variance 1 / fan-in and no bias, as in the ViT paper's code. `uniform`: weight and bias
+    within ±1 / √fan-in, torch's default, which DeiT and Swin left as it is.
+    """
+    assert conv.bias is not None
+    bound = 1 / math.sqrt(conv.weight[0].numel())
+    if kind == "uniform":
+        nn.init.uniform_(conv.weight, -bound, bound, generator=generator)
+        nn.init.uniform_(conv.bias, -bound, bound, generator=generator)
+        return
+    std = (
+        bound / 0.87962566103423978
+    )  # a normal cut at two deviations keeps this much of its spread
+    nn.init.trunc_normal_(conv.weight, std=std, a=-2 * std, b=2 * std, generator=generator)
+    nn.init.zeros_(conv.bias)

@@ -1,0 +1,146 @@
+"""How a ViT is told where a patch lies. One small class for each choice of `positions`.
+
+An additive encoding has `forward(grid) -> (1, rows, c)`; rotary positions turn queries and keys
+instead. Every encoding works on any grid, also on one that the model was not configured for.
+"""
+
+import math
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from vision.models.layers import Derived, Grid, trunc_normal
+
+
+class LearnedPositions(nn.Module):
+    """One learned vector per cell of the grid, and one for the class token if it has a row."""
+
+    def __init__(self, grid: Grid, width: int, class_row: bool) -> None:
+        super().__init__()
+        self.grid = grid
+        self.class_rows = int(class_row)
+        self.table = nn.Parameter(torch.empty(1, self.class_rows + grid[0] * grid[1], width))
+
+    def forward(self, grid: Grid) -> Tensor:
+        """The table, resized to another grid where need be: (1, class row + y·x, c)."""
+        if grid == self.grid:
+            return self.table
+        class_row, cells = self.table[:, : self.class_rows], self.table[:, self.class_rows :]
+        return torch.cat([class_row, resize_table(cells, self.grid, grid)], dim=1)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        """Draw the table as BERT, ViT and DeiT do."""
+        trunc_normal(self.table, 0.02, generator)
+
+
+class SinCos2d(nn.Module):
+    """Fixed sines and cosines of row and column ("better plain ViT", Beyer et al., 2022)."""
+
+    def __init__(self, grid: Grid, width: int) -> None:
+        super().__init__()
+        self.table = Derived(partial(_sincos2d, width), grid)
+
+    def forward(self, grid: Grid) -> Tensor:
+        """(1, y·x, c)"""
+        (table,) = self.table(grid)
+        return table
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        """Nothing is learned."""
+
+
+class FourierPositions(nn.Module):
+    """Sines and cosines of the coordinates, from one wave per picture up to the grid's Nyquist
+    frequency, mapped to the width of the model by a learned layer (Perceiver, Jaegle et al., ICML
+    2021).
+    """
+
+    bands = 32
+
+    def __init__(self, grid: Grid, width: int) -> None:
+        super().__init__()
+        self.features = Derived(partial(_fourier, grid, self.bands), grid)
+        self.proj = nn.Linear(4 * self.bands, width)
+
+    def forward(self, grid: Grid) -> Tensor:
+        """(1, y·x, c)"""
+        (features,) = self.features(grid)
+        return self.proj(features)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        """Draw the mapping so that positions start at the size of a learned table's."""
+        trunc_normal(self.proj.weight, 0.02 / math.sqrt(2 * self.bands), generator)
+        nn.init.zeros_(self.proj.bias)
+
+
+class RotaryPositions(nn.Module):
+    """Turns pairs of query and key channels by angles that grow with column and row (RoPE-ViT,
+    axial; Heo et al., ECCV 2024): half of a head's pairs turn with the column, half with the row.
+    """
+
+    def __init__(self, grid: Grid, head_width: int, prefix: int) -> None:
+        super().__init__()
+        self.rotation = Derived(partial(_rotation, head_width, prefix), grid)
+
+    def forward(self, grid: Grid) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, each (prefix + y·x, d / 2); prefix tokens are not turned."""
+        cos, sin = self.rotation(grid)
+        return cos, sin
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        """Nothing is learned."""
+
+
+def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn neighbouring channel pairs of x (b h n d) by (n, d / 2) angles, in full precision."""
+    cos, sin = (part.float() for part in rotation)
+    even, odd = rearrange(x.float(), "b h n (pair two) -> two b h n pair", two=2)
+    turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
+    return rearrange(turned, "b h n pair two -> b h n (pair two)").to(x.dtype)
+
+
+def resize_table(table: Tensor, old: Grid, new: Grid) -> Tensor:
+    """A table (1, y·x, c) of one grid for another: bicubic with antialias, in full precision."""
+    cells = rearrange(table.float(), "one (y x) c -> one c y x", y=old[0])
+    cells = F.interpolate(cells, size=new, mode="bicubic", antialias=True)
+    return rearrange(cells, "one c y x -> one (y x) c").to(table.dtype)
+
+
+def _sincos2d(width: int, grid: Grid, device: torch.device) -> tuple[Tensor]:
+    quarter = width // 4
+    frequency = 10_000 ** -(torch.arange(quarter, device=device) / max(quarter - 1, 1))
+    rows, columns = _angles(frequency, grid)
+    table = torch.cat([columns.sin(), columns.cos(), rows.sin(), rows.cos()], dim=-1)
+    return (rearrange(table, "y x c -> 1 (y x) c"),)
+
+
+def _rotation(
+    head_width: int, prefix: int, grid: Grid, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    pairs = head_width // 4
+    rows, columns = _angles(100 ** -(torch.arange(pairs, device=device) / pairs), grid)
+    angle = rearrange(torch.cat([columns, rows], dim=-1), "y x pair -> (y x) pair")
+    angle = F.pad(angle, (0, 0, prefix, 0))
+    return angle.cos(), angle.sin()
+
+
+def _angles(frequency: Tensor, grid: Grid) -> list[Tensor]:
+    """Row and column of every cell times every frequency: two of (y x f)."""
+    y, x = (torch.arange(cells, device=frequency.device).float() for cells in grid)
+    angles = torch.outer(y, frequency)[:, None], torch.outer(x, frequency)[None]
+    return [angle.expand(*grid, len(frequency)) for angle in angles]
+
+
+def _fourier(nyquist: Grid, bands: int, grid: Grid, device: torch.device) -> tuple[Tensor]:
+    features = []
+    for axis, (cells, limit) in enumerate(zip(grid, nyquist, strict=True)):
+        # Cell centres on [-1, 1], so that another grid samples the same waves at other points.
+        place = (2 * torch.arange(cells, device=device) + 1) / cells - 1
+        waves = math.pi * torch.linspace(1, max(limit / 2, 1), bands, device=device)
+        angle = torch.outer(place, waves)
+        angle = (angle[:, None] if axis == 0 else angle[None]).expand(*grid, bands)
+        features += [angle.sin(), angle.cos()]
+    return (rearrange(torch.cat(features, dim=-1), "y x f -> 1 (y x) f"),)
