@@ -1,0 +1,33 @@
+"""Vision Transformer and Swin image classifiers: train, fine-tune, evaluate, look at attention.
+
+The names below are loaded when they are first used, so that `import vision` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vision.config import ConfigError, parse
+    from vision.data.build import build_source
+    from vision.models.build import build_model
+    from vision.models.cost import cost
+    from vision.models.swin import static_bias
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ConfigError": "vision.config",
+    "parse": "vision.config",
+    "build_source": "vision.data.build",
+    "build_model": "vision.models.build",
+    "cost": "vision.models.cost",
+    "static_bias": "vision.models.swin",
+}
+
+__all__ = ["ConfigError", "build_model", "build_source", "cost", "parse", "static_bias"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'vision' has no attribute '{name}'")
+    return getattr(import_module(_HOMES[name]), name)
