@@ -1,0 +1,75 @@
+"""Where mean, deviation, interpolation and crop come from, and the numbers they make."""
+
+import numpy as np
+import pytest
+import torch
+from augment_settings import preprocess, read
+from torchvision.transforms import v2
+
+from vision.config import ConfigError, parse
+from vision.data.configs import AugmentConfig, LoaderConfig, PreprocessConfig
+from vision.data.preprocess import normalizer, resolve_preprocess
+
+AUTO = {"mean": "auto", "std": "auto", "interpolation": "auto", "crop_ratio": "auto"}
+
+
+def test_auto_takes_the_first_that_knows_and_says_who() -> None:
+    config = parse(PreprocessConfig, {**AUTO, "crop_ratio": 0.95})
+    weights = ("the weights", {"mean": (0.5, 0.5, 0.5), "crop_ratio": 0.9})
+    data = ("data set cifar10", {"mean": (0.49, 0.48, 0.45), "std": (0.25, 0.24, 0.26)})
+    result = resolve_preprocess(config, (32, 48), 3, [weights, data])
+    assert result.image_size == (32, 48)
+    assert (result.mean, result.std) == ((0.5, 0.5, 0.5), (0.25, 0.24, 0.26))
+    assert (result.interpolation, result.crop_ratio) == ("bicubic", 0.95)
+    assert result.origin == {
+        "mean": "the weights",
+        "std": "data set cifar10",
+        "interpolation": "default",
+        "crop_ratio": "the config",
+    }
+
+
+def test_values_for_colours_are_averaged_for_greyscale_pictures_and_say_so() -> None:
+    result = resolve_preprocess(parse(PreprocessConfig, AUTO), 28, 1)
+    assert result.mean == pytest.approx((0.449,))
+    assert result.std == pytest.approx((0.226,))
+    assert result.origin["mean"] == "default (average of its channels)"
+
+
+def test_configured_values_of_another_number_of_channels_are_refused() -> None:
+    config = parse(PreprocessConfig, {**AUTO, "mean": [0.5, 0.5, 0.5]})
+    with pytest.raises(ValueError, match=r"preprocess.mean has 3 numbers.*1 channels"):
+        resolve_preprocess(config, 28, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_normalised_batch_equals_torchvision(dtype: torch.dtype) -> None:
+    settings = preprocess(16)
+    pixels = torch.randint(0, 256, (4, 16, 16, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+    result = normalizer(settings, torch.device("cpu"), dtype)(pixels)
+    floats = v2.functional.to_dtype(pixels, torch.float32, scale=True)
+    expected = v2.functional.normalize(floats, list(settings.mean), list(settings.std))
+    assert result.dtype == dtype
+    assert result.is_contiguous()
+    tolerance = 2e-6 if dtype == torch.float32 else 0.02
+    assert np.abs((result.float() - expected).numpy()).max() <= tolerance
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"policy": "rand-m9"}, "policy: there is no augmentation policy 'rand-m9'"),
+        ({"crop_area": [0.5, 0.1]}, "crop_area = \\[0.5, 0.1\\]: the first number"),
+        ({"flip": 1.5}, "flip: .*less than or equal to 1"),
+        ({"repeats": 0}, "repeats: .*greater than or equal to 1"),
+        ({"mixupp": 0.1}, "mixupp: there is no such setting. Did you mean 'mixup'"),
+    ],
+)
+def test_augmentation_with_mistake_is_explained(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(AugmentConfig, {**read("augment", "inception"), **changes})
+
+
+def test_loader_limits_are_checked() -> None:
+    with pytest.raises(ConfigError, match=r"max_pixels: .*less than"):
+        parse(LoaderConfig, {**read("loader", "default"), "max_pixels": 10**9})

@@ -1,0 +1,1 @@
+"""Pictures, from files on disk to batches."""

@@ -1,0 +1,34 @@
+"""Pictures that are in memory already."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class ArraySource:
+    """A `Source` over one array (pictures, height, width, channels)."""
+
+    def __init__(
+        self,
+        origin: str,
+        pictures: NDArray[np.uint8],
+        labels: NDArray[np.int64],
+        classes: tuple[str, ...],
+    ) -> None:
+        assert pictures.ndim == 4
+        assert len(pictures) == len(labels)
+        self.origin = origin
+        self.pictures = pictures
+        self.labels = labels
+        self.classes = classes
+        self.channels = int(pictures.shape[-1])
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def name(self, index: int) -> str:
+        """Where the array comes from, and the place in it."""
+        return f"{self.origin}:{index}"
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        """The picture; a view, not to be written to."""
+        return self.pictures[index]

@@ -1,0 +1,269 @@
+"""Batches of pictures, made by worker processes: uint8 pixels, labels and sample numbers.
+
+Workers are told what to make and remember nothing, so that any number of them makes the same
+batches, and the place in an epoch is known without asking them.
+"""
+
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+
+from vision.data.configs import AugmentConfig, LoaderConfig
+from vision.data.decode import Pixels, UnreadablePictureError, open_picture
+from vision.data.preprocess import Preprocess
+from vision.data.randomness import generator
+from vision.data.sampling import Request, TrainingPlan, evaluation_requests, training_requests
+from vision.data.source import Source
+from vision.data.transforms import evaluation_pixels, training_pixels
+
+
+class Failure(NamedTuple):
+    """A picture that could not be read."""
+
+    sample: int
+    name: str
+    reason: str
+
+
+class Batch(NamedTuple):
+    """What a model is given, before normalisation."""
+
+    images: Tensor
+    """uint8 (n, channels, height, width), in memory (n, height, width, channels)."""
+    labels: Tensor
+    """int64 (n,)"""
+    ids: Tensor
+    """int64 (n,): number of the picture in its source; −1: a filling row, not to be counted."""
+    epoch: int
+    failures: tuple[Failure, ...]
+    """Unreadable pictures: replaced by others in training, by filling rows in evaluation."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that makes pixels from a picture."""
+
+    preprocess: Preprocess
+    augment: AugmentConfig | None
+    """None: as in evaluation."""
+    seed: int
+    max_pixels: int
+    on_error: Literal["raise", "skip"]
+
+
+@dataclass
+class Loader:
+    """Worker processes that live as long as this object, and what they could not read."""
+
+    source: Source
+    recipe: Recipe
+    config: LoaderConfig
+    workers: int
+    """As resolved by `resolve_workers`."""
+    max_error_share: float = 0.0
+    failures: dict[int, Failure] = field(default_factory=dict)
+    """Pictures skipped so far in this process, by index."""
+
+    def __post_init__(self) -> None:
+        self._requests = _Requests()
+        self._run = 0
+        method = None if self.config.start_method == "auto" else self.config.start_method
+        self._loader: DataLoader[Batch] = DataLoader(
+            _BatchMaker(self.source, self.recipe),
+            batch_size=None,
+            sampler=self._requests,
+            num_workers=self.workers,
+            collate_fn=_as_it_is,
+            pin_memory=torch.cuda.is_available(),
+            worker_init_fn=_start_worker,
+            multiprocessing_context=method if self.workers else None,
+            generator=torch.Generator(),  # or else it would draw from the global one
+            prefetch_factor=self.config.prefetch if self.workers else None,
+            persistent_workers=self.workers > 0,
+        )
+
+    def batches(self, requests: Iterable[Request]) -> Iterator[Batch]:
+        """One batch for each request, in order. A further call ends the one before."""
+        self._run += 1
+        run = self._run
+        self._requests.current = requests
+        try:
+            for batch in self._loader:
+                self._note(batch.failures)
+                yield batch
+                if run != self._run:
+                    raise RuntimeError("these batches ended when others were asked for.")
+        except (RuntimeError, EOFError, ConnectionError) as error:
+            if self.workers and _is_death(error):
+                self._stop_workers()
+                raise RuntimeError(_worker_died(self.workers)) from error
+            raise
+
+    def _stop_workers(self) -> None:
+        """Stop those that are left, so that torch's signal handler does not report the death again.
+
+        It would do so at any point of the program, even while an error is being printed.
+        """
+        stop = getattr(self._loader._iterator, "_shutdown_workers", None)
+        while stop is not None:
+            try:
+                stop()
+                return
+            except RuntimeError as error:
+                if not _is_death(error):
+                    raise
+
+    def _note(self, failures: tuple[Failure, ...]) -> None:
+        for failure in failures:
+            if self.recipe.on_error == "raise":
+                raise UnreadablePictureError(
+                    f"{failure.reason}\nTo leave out what cannot be read: data.on_error=skip."
+                )
+            self.failures[failure.sample] = failure
+        if failures and len(self.failures) > self.max_error_share * len(self.source):
+            some = "\n".join(f"  {failure.reason}" for failure in list(self.failures.values())[:5])
+            raise UnreadablePictureError(
+                f"{len(self.failures)} of {len(self.source)} pictures could not be read, more than "
+                f"data.max_error_share = {self.max_error_share} allows. The first:\n{some}"
+            )
+
+
+def training_batches(
+    loader: Loader, plan: TrainingPlan, start: int = 0, stop: int | None = None
+) -> Iterator[Batch]:
+    """Batches from the state `start` (pictures consumed by all processes) on, epoch after epoch.
+
+    After each global batch the state is larger by `plan.batch_size`. Workers prepare the next epoch
+    while the last batches of an epoch are in use. Without `stop` there is no end.
+    """
+    return loader.batches(training_requests(loader.source.labels, plan, start, stop))
+
+
+def evaluation_batches(
+    loader: Loader, batch_size: int, rank: int = 0, ranks: int = 1
+) -> Iterator[Batch]:
+    """Every picture once over all processes; rows with the id −1 are not to be counted."""
+    return loader.batches(evaluation_requests(len(loader.source), batch_size, rank, ranks))
+
+
+def resolve_workers(
+    setting: Literal["auto"] | int, processes: int = 1, on_cpu: bool = False
+) -> tuple[int, str]:
+    """Number of workers for each of the `processes` on this machine, and how it came about.
+
+    `on_cpu`: the model itself computes on the processor and wants most of it.
+    """
+    if setting != "auto":
+        return setting, "the config"
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        cores = os.cpu_count() or 1
+    share = cores // processes
+    workers = max(0, min(2, share - 1)) if on_cpu else max(1, min(16, share))
+    return workers, f"{cores} cores for {processes} process{'es' if processes > 1 else ''}"
+
+
+class _Requests(Sampler[Request]):
+    """What DataLoader asks for the next request; set anew for each run."""
+
+    current: Iterable[Request] = ()
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.current)
+
+
+class _BatchMaker(Dataset[Batch]):
+    """Runs in the workers: one request in, one batch out."""
+
+    def __init__(self, source: Source, recipe: Recipe) -> None:
+        self.source = source
+        self.recipe = recipe
+
+    def __getitem__(self, request: Request) -> Batch:
+        size, channels = self.recipe.preprocess.image_size, self.recipe.preprocess.channels
+        rows = torch.empty((len(request.indices), *size, channels), dtype=torch.uint8)
+        if get_worker_info() is not None:
+            rows = rows.share_memory_()  # so that handing it over is no copy
+        pixels = rows.numpy()
+        ids = request.indices.copy()
+        failures: list[Failure] = []
+        for row, (index, use) in enumerate(
+            zip(request.indices.tolist(), request.occurrences.tolist(), strict=True)
+        ):
+            if index >= 0:
+                ids[row] = self._fill(pixels[row], request.epoch, index, use, failures)
+            if ids[row] < 0:
+                pixels[row] = 0
+            if failures and self.recipe.on_error == "raise":
+                break
+        labels = np.where(ids >= 0, self.source.labels[ids], 0)
+        return Batch(
+            rows.permute(0, 3, 1, 2),
+            torch.from_numpy(labels),
+            torch.from_numpy(ids),
+            request.epoch,
+            tuple(failures),
+        )
+
+    def _fill(self, row: Pixels, epoch: int, index: int, use: int, failures: list[Failure]) -> int:
+        """Write the picture into its row, or one in its place; returns the index of what it is."""
+        wanted, candidates = index, None
+        for _ in range(100):
+            try:
+                row[:] = self._pixels(epoch, index, use)
+                return index
+            except OSError as error:  # UnreadablePictureError, or from reading the file
+                failures.append(self._failure(index, error))
+            if self.recipe.augment is None or self.recipe.on_error == "raise":
+                return -1
+            candidates = candidates or generator(
+                self.recipe.seed, "replacement", epoch=epoch, index=wanted, occurrence=use
+            )
+            index = int(candidates.integers(len(self.source)))
+        raise RuntimeError(f"a hundred pictures in a row cannot be read; the last: {failures[-1]}")
+
+    def _failure(self, index: int, error: OSError) -> Failure:
+        name, reason = self.source.name(index), str(error)
+        return Failure(index, name, reason if name in reason else f"{name}: {reason}")
+
+    def _pixels(self, epoch: int, index: int, use: int) -> Pixels:
+        recipe = self.recipe
+        picture = open_picture(
+            self.source.read(index),
+            recipe.preprocess.channels,
+            self.source.name(index),
+            recipe.max_pixels,
+        )
+        if recipe.augment is None:
+            return evaluation_pixels(picture, recipe.preprocess)
+        random = generator(recipe.seed, "augment", epoch=epoch, index=index, occurrence=use)
+        return training_pixels(picture, recipe.preprocess, recipe.augment, random)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _start_worker(worker: int) -> None:
+    # Ctrl-C goes to every process of a terminal, and schedulers send their signals to every process
+    # of a job; the training process decides what becomes of them, and may still want batches.
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
+        if hasattr(signal, name):  # no SIGUSR1 on Windows
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+
+def _worker_died(workers: int) -> str:
+    return (
+        f"one of the {workers} data workers died. Often the machine has run out of memory: choose "
+        "fewer loader.workers or a smaller loader.prefetch. In a container shared memory may be "
+        "too small: start it with more (docker run --shm-size=8g). With loader.workers=0 the error "
+        "itself is shown."
+    )

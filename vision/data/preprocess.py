@@ -1,0 +1,98 @@
+"""How pixels become a model's numbers: the same for training, evaluation and prediction."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from vision.config import Size, pair
+from vision.data.configs import PreprocessConfig
+
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+
+# Of the training pictures of ImageNet, as nearly every published model has them. For greyscale
+# pictures they are averaged.
+_DEFAULTS: dict[str, Any] = {
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
+    "interpolation": "bicubic",
+    "crop_ratio": 0.875,
+}
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """The values of a PreprocessConfig without any `auto`, and where each one comes from."""
+
+    image_size: tuple[int, int]
+    """Height and width."""
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: Interpolation
+    crop_ratio: float
+    origin: Mapping[str, str]
+    """For each of mean, std, interpolation and crop_ratio: who said so."""
+
+
+def resolve_preprocess(
+    config: PreprocessConfig,
+    image_size: Size,
+    channels: int,
+    known: Sequence[tuple[str, Mapping[str, Any]]] = (),
+) -> Preprocess:
+    """Fill in what is `auto` from the first of the `known` (origin, values) that has it.
+
+    Callers list the weights before the data set: weights want the numbers that they were trained
+    with. What nobody knows gets ImageNet's values.
+    """
+    values: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    sources = [
+        ("the config", {k: v for k, v in config.model_dump().items() if v != "auto"}),
+        *known,
+        ("default", _DEFAULTS),
+    ]
+    for name in _DEFAULTS:
+        values[name], origin[name] = next((s[name], o) for o, s in sources if name in s)
+    for name in ("mean", "std"):
+        numbers = tuple(float(number) for number in values[name])
+        if len(numbers) != channels and origin[name] != "the config" and channels == 1:
+            numbers = (sum(numbers) / len(numbers),)
+            origin[name] += " (average of its channels)"
+        elif len(numbers) != channels and len(numbers) == 1 and origin[name] != "the config":
+            numbers *= channels
+            origin[name] += " (the same for every channel)"
+        if len(numbers) != channels:
+            raise ValueError(
+                f"preprocess.{name} has {len(numbers)} numbers {list(numbers)} ({origin[name]}), "
+                f"but pictures have {channels} channels."
+            )
+        values[name] = numbers
+    checked = PreprocessConfig(**values)
+    return Preprocess(pair(image_size), channels, **checked.model_dump(), origin=origin)
+
+
+def normalizer(
+    preprocess: Preprocess, device: torch.device, dtype: torch.dtype = torch.float32
+) -> Callable[[Tensor], Tensor]:
+    """A function that makes uint8 batches (n, c, h, w) the model's numbers, on the device.
+
+    (pixel / 255 − mean) / std as one multiplication and one addition; computed in at least float32.
+    """
+    exact = torch.promote_types(dtype, torch.float32)
+    mean = torch.tensor(preprocess.mean, dtype=torch.float64)
+    std = torch.tensor(preprocess.std, dtype=torch.float64)
+    scale, shift = (
+        rearrange(numbers, "c -> 1 c 1 1").to(device, exact)
+        for numbers in (1 / (255 * std), -mean / std)
+    )
+
+    def normalize(images: Tensor) -> Tensor:
+        numbers = images.to(exact, memory_format=torch.contiguous_format)
+        return torch.addcmul(shift, numbers, scale).to(dtype)
+
+    return normalize

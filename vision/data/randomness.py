@@ -1,0 +1,42 @@
+"""Randomness as a function: every draw follows from (seed, epoch, sample), wherever it is made.
+
+Nothing here or in the loader touches the global state of Python, NumPy or torch.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import numpy as np
+import torch
+
+Stream = Literal["augment", "order", "mixing", "replacement"]
+_STREAMS: dict[Stream, int] = {"augment": 0, "order": 1, "mixing": 2, "replacement": 3}
+
+
+def generator(
+    seed: int, stream: Stream, *, epoch: int = 0, index: int = 0, occurrence: int = 0
+) -> np.random.Generator:
+    """Random numbers for one purpose at one place.
+
+    Philox is a cipher of a counter. The arguments are its key and the upper words of its counter,
+    so that no two places share a stretch of random numbers.
+    """
+    key = np.array([seed, _STREAMS[stream]], np.uint64)
+    counter = np.array([0, occurrence, epoch, index], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+@contextmanager
+def torch_seeded(source: np.random.Generator) -> Iterator[None]:
+    """Within, torch's global generator follows `source`; afterwards it is as it was before.
+
+    For transforms of torchvision, which know no other generator. (`torch.random.fork_rng` does the
+    same with every device, which costs as much as the transform.)
+    """
+    state = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(int(source.integers(1 << 62)))
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(state)

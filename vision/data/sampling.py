@@ -1,0 +1,140 @@
+"""Which pictures make up which batch, as a function of (seed, epoch, position).
+
+A global batch holds the same pictures however many processes share it and however they divide their
+shares: process r of R takes every R-th picture from the r-th on. Copies of a picture under repeated
+augmentation are neighbours, so that they go to different processes, as in the original.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vision.data.randomness import generator
+
+Indices = NDArray[np.int64]
+
+
+class Request(NamedTuple):
+    """What a worker needs to know to make one batch."""
+
+    epoch: int
+    indices: Indices
+    """−1: a row that only fills the batch."""
+    occurrences: Indices
+    """The how-manieth use of its picture in this epoch each one is; every use is augmented anew."""
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """How an epoch is ordered and cut into batches."""
+
+    seed: int
+    batch_size: int
+    """Pictures per optimizer step, over all processes."""
+    sampling: Literal["uniform", "balanced"] = "uniform"
+    repeats: int = 1
+    tail: Literal["drop", "pad"] = "drop"
+    rank: int = 0
+    ranks: int = 1
+    accumulation: int = 1
+    """Batches in which a process works off its share of a global batch, one after the other."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size % (self.ranks * self.accumulation):
+            raise ValueError(
+                f"a global batch of {self.batch_size} pictures cannot be shared equally by "
+                f"{self.ranks} processes in {self.accumulation} parts each; choose a multiple of "
+                f"{self.ranks * self.accumulation}."
+            )
+
+
+def epoch_length(samples: int, plan: TrainingPlan) -> int:
+    """Pictures consumed in one epoch: a multiple of the global batch."""
+    batches, rest = divmod(samples, plan.batch_size)
+    if rest and plan.tail == "pad":
+        batches += 1
+    if not batches:
+        raise ValueError(
+            f"the training set has {samples} pictures, fewer than one global batch of "
+            f"{plan.batch_size}; choose a smaller batch, or loader.tail=pad."
+        )
+    return batches * plan.batch_size
+
+
+def training_requests(
+    labels: Indices, plan: TrainingPlan, start: int = 0, stop: int | None = None
+) -> Iterator[Request]:
+    """This process's batches, epoch after epoch, from the state `start` to `stop` or without end.
+
+    Both are numbers of pictures consumed by all processes since training began: the whole state.
+    """
+    length = epoch_length(len(labels), plan)
+    for name, state in (("start", start), ("stop", stop)):
+        if state is not None and (state % plan.batch_size or state < 0):
+            raise ValueError(
+                f"{name}: {state} pictures consumed is not a multiple of the global batch of "
+                f"{plan.batch_size}; was the state saved with another batch size?"
+            )
+    epoch, position = divmod(start, length)
+    while stop is None or epoch * length + position < stop:
+        indices, occurrences = epoch_order(labels, plan, epoch)
+        left = length if stop is None else min(length, stop - epoch * length)
+        for first in range(position, left, plan.batch_size):
+            places = np.arange(first, first + plan.batch_size)[plan.rank :: plan.ranks]
+            # Past the end, an epoch's first pictures come again; such uses are numbered apart.
+            rounds, places = np.divmod(places, len(labels))
+            uses = occurrences[places] + (rounds << 32)
+            for part in np.split(np.arange(len(places)), plan.accumulation):
+                yield Request(epoch, indices[places[part]], uses[part])
+        epoch, position = epoch + 1, 0
+
+
+def epoch_order(labels: Indices, plan: TrainingPlan, epoch: int) -> tuple[Indices, Indices]:
+    """Indices and occurrences of an epoch: as many as there are pictures."""
+    random = generator(plan.seed, "order", epoch=epoch)
+    distinct = -(-len(labels) // plan.repeats)
+    if plan.sampling == "uniform":
+        indices = random.permutation(len(labels))[:distinct]
+        occurrences = np.zeros_like(indices)
+    else:
+        indices, occurrences = _balanced(labels, distinct, random)
+    copies = np.tile(np.arange(plan.repeats), distinct)
+    indices = np.repeat(indices, plan.repeats)
+    occurrences = np.repeat(occurrences, plan.repeats) * plan.repeats + copies
+    return indices[: len(labels)], occurrences[: len(labels)]
+
+
+def _balanced(labels: Indices, draws: int, random: np.random.Generator) -> tuple[Indices, Indices]:
+    """Equally many draws of every class, to one, and of every picture of a class, to one."""
+    by_class = np.argsort(labels, kind="stable")
+    _, starts = np.unique(labels[by_class], return_index=True)
+    members = np.split(by_class, starts[1:])
+    quotas = np.full(len(members), draws // len(members))
+    quotas[random.permutation(len(members))[: draws % len(members)]] += 1
+    indices, occurrences = [], []
+    for pictures, quota in zip(members, quotas, strict=True):
+        rounds = -(-int(quota) // len(pictures))
+        drawn = [random.permutation(pictures) for _ in range(rounds)]
+        indices.append(np.concatenate([*drawn, pictures[:0]])[:quota])
+        occurrences.append(np.repeat(np.arange(rounds), len(pictures))[:quota])
+    shuffle = random.permutation(draws)
+    return np.concatenate(indices)[shuffle], np.concatenate(occurrences)[shuffle]
+
+
+def evaluation_requests(
+    samples: int, batch_size: int, rank: int = 0, ranks: int = 1
+) -> Iterator[Request]:
+    """Every picture once, in order, over all processes.
+
+    All processes get equally many batches of equal sizes, as collective operations want them; where
+    the number of pictures is not a multiple of the number of processes, some get one filling row.
+    """
+    share = -(-samples // ranks)
+    places = np.arange(share) * ranks + rank
+    indices = np.where(places < samples, places, -1)
+    for first in range(0, share, batch_size):
+        part = indices[first : first + batch_size]
+        yield Request(0, part, np.zeros_like(part))
