@@ -1,0 +1,111 @@
+"""Files that are replaced as a whole: at any instant there is the old content or the new one.
+
+The new content goes to a temporary file in the same folder, is forced to the disk and renamed over
+the old one. A process that dies before the renaming leaves its temporary file behind; the next
+writer removes it. A living writer holds a lock on its temporary file, which dies with the process,
+so two writers in one folder (a job that was requeued too early) never remove each other's work.
+"""
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import FileIO
+from pathlib import Path
+
+_LEFTOVER = re.compile(r"\..+\.[0-9a-f]{8}\.partial")
+_NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
+_ABANDONED_AFTER = 3600
+"""Seconds without a write, on a file system without locks."""
+_CHUNK = 64 * 2**20
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[FileIO]:
+    """A file to write that takes the place of `path` when the block ends without an exception."""
+    remove_leftovers(path.parent)
+    file = _create(path)
+    temporary = Path(os.fsdecode(file.name))
+    try:
+        with file:
+            yield file
+            os.fsync(file.fileno())
+            temporary.replace(path)  # while the lock is held
+    except BaseException:
+        # What failed is the news. If the file cannot be removed either, the next writer will.
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_all(file: FileIO, data: bytes | memoryview) -> None:
+    """Write every byte: a single call may write less, as on a disk that is nearly full."""
+    rest = memoryview(data)
+    while rest.nbytes:
+        rest = rest[file.write(rest[:_CHUNK]) :]
+
+
+def remove_leftovers(folder: Path) -> list[Path]:
+    """Remove what writers that died left in a folder, and say what was removed."""
+    removed = []
+    for path in folder.glob(".*.partial"):
+        if _LEFTOVER.fullmatch(path.name) and _is_abandoned(path):
+            path.unlink(missing_ok=True)
+            removed.append(path)
+    return removed
+
+
+def temporary_name(path: Path) -> Path:
+    """A free name beside `path` by which a leftover is recognised."""
+    # From the system's randomness: a seeded generator would move on with every checkpoint.
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+
+
+def sync_folder(folder: Path) -> None:
+    """Force the names in a folder to the disk, so that a renaming outlives a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:  # some network file systems cannot sync a folder, and need not
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _create(path: Path) -> FileIO:
+    """A new temporary file for `path`, locked."""
+    while True:
+        file = FileIO(temporary_name(path), "x")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                file.close()
+                raise
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # another writer took it for a leftover before it was locked
+
+
+def _is_abandoned(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except (FileNotFoundError, PermissionError):  # gone meanwhile, or another user's
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return time.time() - os.fstat(descriptor).st_mtime > _ABANDONED_AFTER
+    finally:
+        os.close(descriptor)
+    return True
