@@ -1,0 +1,199 @@
+"""Whole training runs in this process: what they learn, what they store, what they refuse."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from small_runs import RICH, assert_same_bits, last_tensors, metrics, small_config, status
+
+from vision.config import ConfigError
+from vision.data.build import build_source
+from vision.data.loader import Loader, Recipe, training_batches
+from vision.data.preprocess import normalizer, resolve_preprocess
+from vision.data.sampling import TrainingPlan
+from vision.models.build import build_model
+from vision.training.configs import TrainConfig
+from vision.training.loop import train
+from vision.training.step import NonFiniteError
+
+
+def plain_losses(config: TrainConfig, steps: int) -> list[float]:
+    """The first losses of a run, by a loop from the definition: AdamW, warm-up, clipping."""
+    source = build_source(config.data, "train")
+    preprocess = resolve_preprocess(config.preprocess, config.data.image_size, 3)
+    model = build_model(config.model, preprocess.image_size, classes=8, seed=config.seed).train()
+    decayed = [p for n, p in model.named_parameters() if n not in model.no_weight_decay()]
+    others = [p for n, p in model.named_parameters() if n in model.no_weight_decay()]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed}, {"params": others, "weight_decay": 0.0}], weight_decay=0.05
+    )
+    recipe = Recipe(preprocess, config.augment, config.seed, 10**6, "raise")
+    loader = Loader(source, recipe, config.loader, 0)
+    batches = training_batches(loader, TrainingPlan(config.seed, config.batch_size))
+    normalize = normalizer(preprocess, torch.device("cpu"))
+    losses = []
+    for step in range(steps):
+        batch = next(batches)
+        for group in optimizer.param_groups:
+            # Warm-up of two steps from 1e-6 to 1e-3, then a cosine over 18 steps to 1e-5.
+            progress = torch.tensor((step - 2) / 18)
+            cosine = 1e-5 + (1e-3 - 1e-5) * (1 + torch.cos(torch.pi * progress)) / 2
+            group["lr"] = 1e-6 + (1e-3 - 1e-6) * step / 2 if step < 2 else float(cosine)
+        loss = F.cross_entropy(model(normalize(batch.images)), batch.labels)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("model", ["vit_mini", "swin_mini", "swinv2_mini"])
+def test_train_first_losses_equal_those_of_a_plain_loop(tmp_path: Path, model: str) -> None:
+    config = small_config(tmp_path, model=model)
+    assert train(config, "x") == 0
+    found = [event["loss"] for event in metrics(tmp_path)][:5]
+    assert found == pytest.approx(plain_losses(config, 5), rel=1e-5)
+
+
+def test_train_overfits_a_single_batch(tmp_path: Path) -> None:
+    config = small_config(
+        tmp_path,
+        "augment=none",
+        "data.train_samples=16",
+        "batch_size=16",
+        "duration=150steps",
+        "optimizer.learning_rate=1e-2",
+        "optimizer.weight_decay=0",
+        "evaluate_every=150steps",
+        "checkpoint.every=150steps",
+    )
+    assert train(config, "x") == 0
+    assert metrics(tmp_path)[-1]["loss"] < 0.05
+    assert metrics(tmp_path)[-1]["top1"] == 1
+
+
+def test_train_stores_what_evaluation_needs_and_says_that_it_is_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = small_config(tmp_path, *RICH)
+    assert train(config, "x") == 0
+    assert status(tmp_path)["status"] == "finished"
+    steps = [event["step"] for event in metrics(tmp_path, "val")]
+    assert steps == [7, 14, 20]
+    assert [event["step"] for event in metrics(tmp_path, "val_ema")] == steps
+    files = sorted(f.name for f in (tmp_path / "run" / "checkpoints").iterdir())
+    assert files == ["best.safetensors", "step_00000018.safetensors", "step_00000020.safetensors"]
+    before = last_tensors(tmp_path)
+    assert train(config, "x") == 0
+    assert "is finished already" in capsys.readouterr().out
+    assert_same_bits(before, last_tensors(tmp_path))
+
+
+def test_train_with_changed_settings_is_refused_with_the_difference(tmp_path: Path) -> None:
+    train(small_config(tmp_path, "duration=3steps"), "x")
+    with pytest.raises(ConfigError) as caught:
+        train(small_config(tmp_path, "duration=3steps", "optimizer.learning_rate=0.002"), "x")
+    assert "optimizer.learning_rate: 0.001 → 0.002" in str(caught.value)
+    assert "allow_changes=true" in str(caught.value)
+
+
+def test_train_with_settings_that_do_not_matter_changed_is_the_same_run(tmp_path: Path) -> None:
+    train(small_config(tmp_path, "duration=3steps"), "x")
+    more = ["loader.workers=1", "log.every=2steps", "max_batch_per_device=4"]
+    assert train(small_config(tmp_path, "duration=3steps", *more), "x") == 0
+
+
+def test_train_on_existing_refuse_refuses(tmp_path: Path) -> None:
+    train(small_config(tmp_path, "duration=3steps"), "x")
+    with pytest.raises(ConfigError, match="exists"):
+        train(small_config(tmp_path, "duration=3steps", "on_existing=refuse"), "x")
+
+
+def test_train_accumulated_in_parts_equals_one_part(tmp_path: Path) -> None:
+    for name, limit in (("whole", "null"), ("parts", "2")):
+        words = ["duration=5steps", f"max_batch_per_device={limit}"]
+        assert train(small_config(tmp_path / name, *words), "x") == 0
+    whole, parts = (
+        [event["loss"] for event in metrics(tmp_path / name)] for name in ("whole", "parts")
+    )
+    assert parts == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_train_in_16_bits_stays_close_to_fp32(tmp_path: Path, precision: str) -> None:
+    losses = {}
+    for kind in ("fp32", precision):
+        assert (
+            train(small_config(tmp_path / kind, f"precision={kind}", "duration=6steps"), "x") == 0
+        )
+        losses[kind] = [event["loss"] for event in metrics(tmp_path / kind)]
+    assert losses[precision] == pytest.approx(losses["fp32"], abs=0.03)
+    assert losses[precision] != losses["fp32"]
+
+
+def test_train_with_loss_that_overflows_names_step_pictures_and_module(tmp_path: Path) -> None:
+    words = ["optimizer.learning_rate=1e30", "optimizer.clip=none", "schedule.warmup=0steps"]
+    with pytest.raises(NonFiniteError) as caught:
+        train(small_config(tmp_path, *words), "x")
+    message = str(caught.value)
+    assert "the loss of step 2 is not a finite number: first in " in message
+    assert "for the pictures " in message
+    assert status(tmp_path)["status"] == "failed"
+
+
+def test_train_on_nonfinite_skip_goes_on_without_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vision.training import step
+
+    original = step.training_loss
+    calls = iter(range(1000))
+
+    def sometimes_nan(*arguments: object) -> torch.Tensor:
+        loss = original(*arguments)
+        return loss * float("nan") if next(calls) == 2 else loss
+
+    monkeypatch.setattr(step, "training_loss", sometimes_nan)
+    assert train(small_config(tmp_path, "on_nonfinite=skip", "duration=5steps"), "x") == 0
+    assert "The step is left out." in capsys.readouterr().out
+    assert all(t.isfinite().all() for t in last_tensors(tmp_path).values())
+
+
+def test_train_with_batch_larger_than_data_says_so(tmp_path: Path) -> None:
+    with pytest.raises((ConfigError, ValueError), match="fewer than one global batch of 64"):
+        train(small_config(tmp_path, "batch_size=64"), "x")
+
+
+def test_train_out_of_memory_names_the_setting_to_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vision.training import step
+
+    def no_memory(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(step, "training_loss", no_memory)
+    with pytest.raises(RuntimeError, match="max_batch_per_device=4"):
+        train(small_config(tmp_path), "x")
+
+
+def test_train_max_batch_auto_finds_what_fits_and_learns_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vision.training import step
+
+    assert train(small_config(tmp_path / "whole", "duration=4steps"), "x") == 0
+    original = step.training_loss
+
+    def only_two_fit(logits: torch.Tensor, *others: object) -> torch.Tensor:
+        if len(logits) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(logits, *others)
+
+    monkeypatch.setattr(step, "training_loss", only_two_fit)
+    words = ["duration=4steps", "max_batch_per_device=auto"]
+    assert train(small_config(tmp_path / "auto", *words), "x") == 0
+    losses = [[e["loss"] for e in metrics(tmp_path / name)] for name in ("whole", "auto")]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)

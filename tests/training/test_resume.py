@@ -1,0 +1,169 @@
+"""Nothing is lost: a killed or stopped run ends in the very weights of one that was not."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from small_runs import RICH, assert_same_bits, last_tensors, metrics, small_config, status, words
+
+from vision.training.loop import train
+from vision.training.run import PREEMPTED
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(*command: str) -> subprocess.Popen[str]:
+    """A process of its own session, so that a signal to its group reaches its workers too."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def start_training(folder: Path, *more: str) -> subprocess.Popen[str]:
+    return start(sys.executable, "train.py", *words(folder, *more))
+
+
+def wait_for_step(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
+    """Until the run has logged this step."""
+    file = folder / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            pytest.fail(f"the run ended before step {step}:\n{process.communicate()[0]}")
+        steps = [json.loads(x)["step"] for x in _lines(file)]
+        if steps and max(steps) >= step:
+            return
+        time.sleep(0.005)
+    pytest.fail(f"step {step} was not reached")
+
+
+def _lines(file: Path) -> list[str]:
+    return [x for x in file.read_text().splitlines() if x.endswith("}")] if file.exists() else []
+
+
+def kill_and_resume(folder: Path, settings: list[str], steps: list[int]) -> None:
+    """Kill the run (workers too) after each of these steps; then let it end."""
+    for step in steps:
+        process = start_training(folder, *settings)
+        wait_for_step(folder, step, process)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert train(small_config(folder, *settings), "x") == 0
+
+
+@pytest.mark.parametrize(
+    ("workers", "steps"), [(0, [4]), (2, [11])], ids=["in this process", "two workers"]
+)
+def test_run_killed_in_an_epoch_ends_in_the_same_bits(
+    tmp_path: Path, workers: int, steps: list[int]
+) -> None:
+    settings = [*RICH, "max_batch_per_device=4", f"loader.workers={workers}"]
+    assert train(small_config(tmp_path / "whole", *settings), "x") == 0
+    kill_and_resume(tmp_path / "killed", settings, steps)
+    assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "killed"))
+    for split in ("train", "val", "val_ema"):
+        whole, killed = (metrics(tmp_path / name, split) for name in ("whole", "killed"))
+        for event in (*whole, *killed):
+            event.pop("images_per_second", None)
+        assert whole == killed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["vit_mini", "swin_mini", "swinv2_mini"])
+def test_run_killed_many_times_at_random_ends_in_the_same_bits(tmp_path: Path, model: str) -> None:
+    settings = [*RICH, "max_batch_per_device=4", "checkpoint.every=1steps"]
+    steps = sorted(random.Random(model).sample(range(1, 19), 4))
+    assert train(small_config(tmp_path / "whole", *settings), "x") == 0
+    kill_and_resume(tmp_path / "killed", settings, steps)
+    assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "killed"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_run_asked_to_stop_saves_exits_75_and_goes_on_to_the_same_bits(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    settings = [*RICH, "duration=300steps", "checkpoint.every=300steps", "loader.workers=1"]
+    settings += ["evaluate_every=300steps"]
+    process = start_training(tmp_path / "stopped", *settings)
+    wait_for_step(tmp_path / "stopped", 3, process)
+    os.killpg(process.pid, number)  # as a terminal or a scheduler does: to the workers as well
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == PREEMPTED, output
+    stopped = status(tmp_path / "stopped")
+    assert stopped["status"] == "preempted"
+    assert 3 <= stopped["step"] < 300
+    assert f"Stopped after step {stopped['step']} ({number.name})" in output
+    if number is signal.SIGTERM:
+        assert train(small_config(tmp_path / "whole", *settings), "x") == 0
+        assert train(small_config(tmp_path / "stopped", *settings), "x") == 0
+        assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "stopped"))
+
+
+def test_newest_checkpoint_damaged_falls_back_to_the_one_before_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = [*RICH, "checkpoint.every=2steps"]
+    assert train(small_config(tmp_path / "whole", *settings), "x") == 0
+    process = start_training(tmp_path / "broken", *settings)
+    wait_for_step(tmp_path / "broken", 9, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    newest = sorted((tmp_path / "broken" / "run" / "checkpoints").glob("step_*"))[-1]
+    newest.write_bytes(newest.read_bytes()[:-100])
+    assert train(small_config(tmp_path / "broken", *settings), "x") == 0
+    assert newest.name in capsys.readouterr().out
+    assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "broken"))
+
+
+def torchrun(folder: Path, *more: str) -> subprocess.Popen[str]:
+    """The same run in two processes on this machine."""
+    return start(
+        sys.executable,
+        *("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"),
+        "train.py",
+        *words(folder, *more),
+    )
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_learn_what_one_learns(tmp_path: Path, parallel: str) -> None:
+    """Without mixing and dropout, which are drawn per process."""
+    settings = ["ema=0.9", "duration=8steps", f"parallel={parallel}"]
+    assert train(small_config(tmp_path / "one", *settings), "x") == 0
+    process = torchrun(tmp_path / "two", *settings)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    one, two = last_tensors(tmp_path / "one"), last_tensors(tmp_path / "two")
+    assert one.keys() == two.keys()
+    for name in one:
+        assert two[name].float().allclose(one[name].float(), rtol=1e-3, atol=1e-5), name
+    for split in ("train", "val", "val_ema"):
+        losses = [[e["loss"] for e in metrics(tmp_path / n, split)] for n in ("one", "two")]
+        assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert output.count("Finished.") == 1  # only one process speaks
+
+
+def test_run_of_two_processes_goes_on_in_one(tmp_path: Path) -> None:
+    settings = ["duration=8steps", "checkpoint.every=2steps"]
+    assert train(small_config(tmp_path / "one", *settings), "x") == 0
+    process = torchrun(tmp_path / "two", *settings)
+    wait_for_step(tmp_path / "two", 4, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert train(small_config(tmp_path / "two", *settings), "x") == 0
+    one, two = last_tensors(tmp_path / "one"), last_tensors(tmp_path / "two")
+    for name in one:
+        assert two[name].float().allclose(one[name].float(), rtol=1e-3, atol=1e-5), name

@@ -1,0 +1,68 @@
+"""A model on labelled pictures, every one of them counted once."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from vision.data.loader import Batch
+from vision.data.preprocess import Preprocess, normalizer
+from vision.evaluation.metrics import empty_tally, results, update
+from vision.models.swin import static_bias
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    preprocess: Preprocess,
+    classes: int,
+    device: torch.device,
+    precision: Literal["fp32", "bf16", "fp16"],
+    reduce: Callable[[Tensor], Tensor] | None = None,
+    channels_last: bool = False,
+) -> dict[str, float]:
+    """The metrics of a model on all pictures of the batches; see `vision.evaluation.metrics`.
+
+    Rows with the id −1 are not counted. With several processes each gives its own batches, equally
+    many, and `reduce` sums a tensor over all of them: they get the same numbers, and the same as
+    one process alone. The model is in evaluation mode meanwhile, and afterwards as it was.
+    """
+    normalize = normalizer(preprocess, device)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    tally = empty_tally(classes, device)
+    # Not inference_mode: what FSDP allocates in it cannot be used for training any more.
+    with evaluation_mode(model), torch.no_grad(), _biases_once(model):
+        for batch in batches:
+            images = normalize(batch.images.to(device, non_blocking=True))
+            with torch.autocast(device.type, PRECISIONS[precision], precision != "fp32"):
+                logits = model(images.contiguous(memory_format=layout))
+            labels = batch.labels.to(device, non_blocking=True)
+            valid = batch.ids.to(device, non_blocking=True) >= 0
+            tally = update(tally, logits, labels, valid)
+    if reduce is not None:
+        tally = replace(tally, sums=reduce(tally.sums))
+    return results(tally)
+
+
+def _biases_once(model: nn.Module) -> AbstractContextManager[None]:
+    """`static_bias`, unless weights are spread over devices: only a forward pass gathers them."""
+    spread = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    return nullcontext() if spread else static_bias(model)
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode; afterwards every part of it is in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

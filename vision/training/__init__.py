@@ -1,0 +1,1 @@
+"""Training runs: one command from a laptop to a cluster, resumable to the bit."""

@@ -1,0 +1,148 @@
+"""Several processes as one: who we are, what we agree on, and how a model is spread over devices.
+
+The same code runs alone. Under `torchrun` every process has a rank; CPU tensors travel by gloo and
+CUDA tensors by NCCL, so that small decisions never make a device wait.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from vision.config import ConfigError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of a run, seen from one of them."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def main(self) -> bool:
+        """Whether this is the process that speaks and writes."""
+        return self.rank == 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all processes, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def any(self, *flags: bool) -> list[bool]:
+        """For each flag, whether it is set in any process: all get the same answer."""
+        if self.size == 1:
+            return list(flags)
+        numbers = torch.tensor(flags, dtype=torch.int32)
+        dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
+        return [bool(number) for number in numbers.tolist()]
+
+    def most(self, number: int) -> int:
+        """The largest number that any process has."""
+        if self.size == 1:
+            return number
+        numbers = torch.tensor([number])
+        dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
+        return int(numbers)
+
+    def from_main(self, value: T) -> T:
+        """What the main process has for `value`."""
+        if self.size == 1:
+            return value
+        values: list[Any] = [value]
+        dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
+        return values[0]
+
+    def wait(self) -> None:
+        """Until all processes are here."""
+        if self.size > 1:
+            dist.barrier()
+
+
+@contextmanager
+def world(setting: Literal["auto", "cpu", "cuda", "mps"]) -> Iterator[World]:
+    """The processes that `torchrun` started, or this one alone."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield World(0, 1, _device(setting, 0))
+        return
+    device = _device(setting, int(os.environ["LOCAL_RANK"]))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield World(dist.get_rank(), dist.get_world_size(), device)
+    finally:
+        dist.destroy_process_group()
+
+
+def _device(setting: Literal["auto", "cpu", "cuda", "mps"], local_rank: int) -> torch.device:
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if setting == "auto":
+        setting = "cuda" if there["cuda"] else "mps" if there["mps"] else "cpu"
+    if not there.get(setting, True):
+        raise ConfigError(f"device: {setting} is not available on this machine; try device=auto.")
+    if setting != "cuda":
+        return torch.device(setting)
+    if local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device: process {local_rank} of this machine has no GPU of its own: there are "
+            f"{torch.cuda.device_count()}. Start as many processes as there are GPUs."
+        )
+    return torch.device("cuda", local_rank)
+
+
+def spread(model: nn.Module, parallel: Literal["ddp", "fsdp"], world: World) -> nn.Module:
+    """What to call in a training step. The given model itself stays the owner of the weights."""
+    if world.size == 1:
+        return model
+    if parallel == "ddp":
+        devices = [world.device] if world.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=devices)
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList):
+            for block in module:
+                fully_shard(block, mesh=mesh)
+    # The root too, so that between passes every parameter is a share and nothing else.
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
+    return model
+
+
+@contextmanager
+def last_part_only(model: nn.Module, last: bool) -> Iterator[None]:
+    """Exchange gradients once per step: in the backward pass of its last part."""
+    if isinstance(model, DistributedDataParallel) and not last:
+        with model.no_sync():
+            yield
+        return
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last)
+    yield
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor that may be spread over devices, in one piece on the CPU. All processes must ask."""
+    if isinstance(tensor, DTensor):
+        tensor = tensor.full_tensor()
+    return tensor.detach().cpu()
+
+
+def like(tensor: Tensor, target: Tensor) -> Tensor:
+    """A whole tensor, spread over devices as the target is."""
+    if isinstance(target, DTensor):
+        return distribute_tensor(tensor.to(target.device), target.device_mesh, target.placements)
+    return tensor.to(target.device)

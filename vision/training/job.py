@@ -1,0 +1,214 @@
+"""Everything that a training loop works with, built from a config."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from vision.config import ConfigError, UserError
+from vision.data.build import build_source
+from vision.data.loader import Batch, Loader, Recipe, resolve_workers
+from vision.data.preprocess import Preprocess, normalizer, resolve_preprocess
+from vision.data.sampling import TrainingPlan
+from vision.data.source import Source
+from vision.data.subsets import imbalance
+from vision.models.build import build_model
+from vision.models.layers import Classifier
+from vision.training.configs import TrainConfig
+from vision.training.distributed import World, spread
+from vision.training.ema import start_average
+from vision.training.loss import check_loss
+from vision.training.optim import build_optimizer
+from vision.training.run import Run
+from vision.training.schedule import Plan, plan_run
+from vision.training.state import TrainState
+from vision.training.step import Setup, forward_backward
+
+
+class OutOfMemoryError(UserError, RuntimeError):
+    """A device that has no memory left, with the setting to try."""
+
+
+@dataclass
+class Job:
+    """A run that is ready to go."""
+
+    config: TrainConfig
+    run: Run
+    world: World
+    setup: Setup
+    plan: Plan
+    order: TrainingPlan
+    """How the pictures of an epoch are shared out."""
+    preprocess: Preprocess
+    train_loader: Loader
+    val_loader: Loader
+    module: nn.Module
+    """What a training step calls: the model, or a wrapper that spreads it over processes."""
+    state: TrainState
+    warnings: list[str] = field(default_factory=list)
+    improved: bool = False
+    """The last evaluation was the best so far and is not saved yet."""
+
+    @property
+    def micro_batch(self) -> int:
+        """Pictures that one device works on at once."""
+        return self.order.batch_size // self.order.ranks // self.order.accumulation
+
+    def out_of_memory(self) -> str:
+        """What to say when a device has no memory left."""
+        peak = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+        return (
+            f"out of memory at {self.micro_batch} pictures per device (peak {peak:.1f} GiB). Try "
+            f"max_batch_per_device={max(1, self.micro_batch // 2)}: the batch stays the same, "
+            "gradients are accumulated."
+        )
+
+
+def build_job(config: TrainConfig, run: Run, world: World) -> Job:
+    """Data, model, optimiser and plan, with weights drawn from the seed."""
+    _set_up_torch(config, world)
+    train, val = build_source(config.data, "train"), build_source(config.data, "val")
+    preprocess = resolve_preprocess(config.preprocess, config.data.image_size, train.channels)
+    classes = len(train.classes)
+    model = build_model(
+        config.model,
+        preprocess.image_size,
+        channels=train.channels,
+        classes=classes,
+        seed=config.seed,
+        device=world.device,
+    )
+    if config.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    check_loss(config.loss, config.augment.label_smoothing, classes)
+    setup = Setup(config, world, classes, normalizer(preprocess, world.device))
+    order = _order(config, world, parts=_parts(config, world, model, setup, preprocess))
+    plan = plan_run(config, len(train))
+    module = spread(model, config.parallel, world)
+    if config.compile:
+        module.compile()
+    state = TrainState(
+        model=model,
+        optimizer=build_optimizer(model, config.optimizer, plan.peak),
+        scaler=torch.amp.GradScaler(world.device.type, enabled=config.precision == "fp16"),
+        average=start_average(model) if config.ema is not None else None,
+        sums=torch.zeros(3, device=world.device),
+        notes={
+            "config": config.model_dump(mode="json"),
+            "classes": list(train.classes),
+            "channels": train.channels,
+            "preprocess": {
+                "image_size": list(preprocess.image_size),
+                "mean": list(preprocess.mean),
+                "std": list(preprocess.std),
+                "interpolation": preprocess.interpolation,
+                "crop_ratio": preprocess.crop_ratio,
+            },
+        },
+    )
+    return Job(
+        config=config,
+        run=run,
+        world=world,
+        setup=setup,
+        plan=plan,
+        order=order,
+        preprocess=preprocess,
+        train_loader=_loader(config, world, train, preprocess, training=True),
+        val_loader=_loader(config, world, val, preprocess, training=False),
+        module=module,
+        state=state,
+        warnings=_warnings(config, world, train),
+    )
+
+
+def _set_up_torch(config: TrainConfig, world: World) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = config.tf32
+    torch.backends.cudnn.allow_tf32 = config.tf32
+    torch.use_deterministic_algorithms(config.deterministic)
+    torch.backends.cudnn.benchmark = not config.deterministic and world.device.type == "cuda"
+
+
+def _loader(
+    config: TrainConfig, world: World, source: Source, preprocess: Preprocess, training: bool
+) -> Loader:
+    workers, _ = resolve_workers(
+        config.loader.workers, world.size, on_cpu=world.device.type == "cpu"
+    )
+    recipe = Recipe(
+        preprocess=preprocess,
+        augment=config.augment if training else None,
+        seed=config.seed,
+        max_pixels=config.loader.max_pixels,
+        on_error=config.data.on_error,
+    )
+    return Loader(source, recipe, config.loader, workers, config.data.max_error_share)
+
+
+def _order(config: TrainConfig, world: World, parts: int) -> TrainingPlan:
+    return TrainingPlan(
+        seed=config.seed,
+        batch_size=config.batch_size,
+        sampling=config.data.sampling,
+        repeats=config.augment.repeats,
+        tail=config.loader.tail,
+        rank=world.rank,
+        ranks=world.size,
+        accumulation=parts,
+    )
+
+
+def _parts(
+    config: TrainConfig, world: World, model: Classifier, setup: Setup, preprocess: Preprocess
+) -> int:
+    """In how many equal parts a device works off its share of a batch."""
+    if config.batch_size % world.size:
+        raise ConfigError(
+            f"batch_size = {config.batch_size} cannot be shared equally by {world.size} processes; "
+            f"choose a multiple of {world.size}."
+        )
+    share = config.batch_size // world.size
+    limit = config.max_batch_per_device
+    if limit == "auto":
+        limit = _largest_that_fits(share, model, setup, preprocess)
+    largest = limit or share
+    fitting = (n for n in range(1, share + 1) if share % n == 0 and share // n <= largest)
+    return world.most(next(fitting))
+
+
+def _largest_that_fits(share: int, model: Classifier, setup: Setup, preprocess: Preprocess) -> int:
+    """The largest part for which a forward and backward pass has memory enough."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    for parts in (n for n in range(1, share + 1) if share % n == 0):
+        size = share // parts
+        batch = Batch(
+            torch.zeros((size, preprocess.channels, *preprocess.image_size), dtype=torch.uint8),
+            torch.zeros(size, dtype=torch.int64),
+            torch.zeros(size, dtype=torch.int64),
+            0,
+            (),
+        )
+        scaler = torch.amp.GradScaler(setup.world.device.type, enabled=False)
+        try:
+            forward_backward(model, [batch], setup, scaler, step=0)
+            return size
+        except torch.OutOfMemoryError:
+            if size == 1:
+                raise
+        finally:
+            model.zero_grad(set_to_none=True)
+            for buffer, before in buffers:  # running statistics of a baseline's batch norms
+                buffer.copy_(before)
+            if setup.world.device.type == "cuda":
+                torch.cuda.empty_cache()
+    raise AssertionError("the last part is a single picture")
+
+
+def _warnings(config: TrainConfig, world: World, train: Source) -> list[str]:
+    found = []
+    if config.precision == "fp16" and world.device.type == "cpu":
+        found.append("precision=fp16 on a CPU is slow and less exact than bf16 or fp32.")
+    if unequal := imbalance(train.labels, train.classes):
+        found.append(unequal)
+    return found

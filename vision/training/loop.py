@@ -1,0 +1,232 @@
+"""Training, from the first step or from where a run stands to its end: `train(config)`."""
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from vision.checkpoints.folder import mark_best, prune, step_path
+from vision.checkpoints.native import open_latest, write_checkpoint
+from vision.data.loader import Batch, evaluation_batches, training_batches
+from vision.evaluation.evaluate import evaluate
+from vision.training.configs import TrainConfig
+from vision.training.distributed import world
+from vision.training.ema import averaged, decay_at, update_average
+from vision.training.job import Job, OutOfMemoryError, build_job
+from vision.training.log import Log, start_wandb
+from vision.training.optim import set_learning_rate
+from vision.training.report import Reporter, elapsed
+from vision.training.run import PREEMPTED, StopRequest, open_run, stop_requests
+from vision.training.schedule import lr_at
+from vision.training.state import gather, restore
+from vision.training.step import NonFiniteError, explain_nonfinite, forward_backward, update
+
+LOWER_IS_BETTER = ("loss",)
+
+
+def train(config: TrainConfig, label: str) -> int:
+    """Run, or go on with, the training that a config describes. Returns the exit code.
+
+    `label` names the model and the data in the name of a run that has none of its own.
+    """
+    with stop_requests() as stop, world(config.device) as processes:
+        run, decision = open_run(config, label)
+        processes.wait()  # nobody writes into the folder before all have looked
+        reporter = Reporter(processes.main)
+        if decision == "finished":
+            reporter.say(f"The run {run.folder} is finished already; see its status.json.")
+            return 0
+        job = build_job(config, run, processes)
+        if decision == "resume":
+            _resume(job, reporter)
+        elif processes.main:
+            run.store_settings(config)
+        return _run(job, stop, reporter)
+
+
+def _resume(job: Job, reporter: Reporter) -> None:
+    """Put the newest readable checkpoint into the job; without one, start again."""
+    opened = open_latest(job.run.checkpoints)
+    if opened is None:
+        reporter.warn(f"{job.run.folder} has no checkpoint yet; starting again.")
+    else:
+        for warning in opened.warnings:
+            reporter.warn(warning)
+        restore(job.state, opened.checkpoint, job.world.main)
+        job.state.notes["wandb"] = opened.checkpoint.record["wandb"]
+        reporter.say(f"Resuming {job.run.folder} after step {job.state.step}.")
+    job.world.wait()
+    if job.world.main:
+        job.run.cut_metrics(job.state.step)
+
+
+def _run(job: Job, stop: StopRequest, reporter: Reporter) -> int:
+    """The loop with everything around it: log, status, what happens when it fails."""
+    config, state = job.config, job.state
+    log = None
+    if job.world.main:
+        job.run.checkpoints.mkdir(parents=True, exist_ok=True)
+        job.run.set_status("running", state.step)
+        tracker = start_wandb(
+            config.log,
+            job.run.folder.name,
+            job.run.folder,
+            config.model_dump(mode="json"),
+            state.notes.get("wandb"),
+        )
+        state.notes["wandb"] = tracker.id if tracker is not None else None
+        log = Log(job.run.metrics, tracker)
+        reporter.start(job)
+    code = 1
+    try:
+        code = _loop(job, log, stop, reporter)
+    except BaseException as error:
+        if job.world.main:
+            reason = f"{type(error).__name__}: {error}"
+            job.run.set_status("failed", state.step, reason=reason)
+        if isinstance(error, torch.OutOfMemoryError):
+            raise OutOfMemoryError(job.out_of_memory()) from error
+        raise
+    finally:
+        reporter.close()
+        if log is not None:
+            log.close(code)
+    return code
+
+
+def _loop(job: Job, log: Log | None, stop: StopRequest, reporter: Reporter) -> int:
+    state, plan, config = job.state, job.plan, job.config
+    if state.evaluated < state.step and plan.evaluates_after(state.step):
+        _evaluate(job, log, reporter)  # the run was stopped between the step and its evaluation
+    batches = training_batches(
+        job.train_loader, job.order, state.step * config.batch_size, plan.total * config.batch_size
+    )
+    job.module.train()
+    clock = time.perf_counter()
+    while state.step < plan.total:
+        parts = [next(batches) for _ in range(job.order.accumulation)]
+        learning_rate = lr_at(state.step, plan)
+        set_learning_rate(state.optimizer, learning_rate)
+        sums, finite = forward_backward(job.module, parts, job.setup, state.scaler, state.step)
+        stopping, broken = job.world.any(bool(stop), not finite)
+        if broken:
+            _nonfinite(job, parts, reporter)
+        else:
+            update(state.model, state.optimizer, state.scaler, config.optimizer)
+            state.sums += sums
+            if state.average is not None and config.ema is not None:
+                update_average(state.average, state.model, decay_at(state.step, config.ema))
+        state.step += 1
+        if plan.logs_after(state.step):
+            clock = _log_training(job, log, reporter, learning_rate, clock)
+        reporter.step(job)
+        if plan.evaluates_after(state.step) and not stopping:
+            before = time.perf_counter()
+            _evaluate(job, log, reporter)
+            clock += time.perf_counter() - before
+        if stopping or job.improved or plan.saves_after(state.step):
+            seconds = _save(job)
+            if stopping and state.step < plan.total:
+                return _preempted(job, stop, seconds, reporter)
+    if job.world.main:
+        job.run.set_status("finished", state.step, best=state.best)
+        reporter.finish(job)
+    return 0
+
+
+def _nonfinite(job: Job, parts: list[Batch], reporter: Reporter) -> None:
+    """Say what gave the first number that is none; then stop, or go on without this step."""
+    step = job.state.step + 1
+    reason = explain_nonfinite(job.state.model, parts, job.setup, job.state.step)
+    message = f"the loss of step {step} is not a finite number: {reason}."
+    job.state.optimizer.zero_grad(set_to_none=True)
+    if job.config.on_nonfinite == "stop":
+        raise NonFiniteError(
+            f"{message} Lower optimizer.learning_rate, set optimizer.clip, choose another "
+            "precision, or on_nonfinite=skip to leave such steps out."
+        )
+    reporter.warn(f"{message} The step is left out.")
+
+
+def _log_training(
+    job: Job, log: Log | None, reporter: Reporter, learning_rate: float, since: float
+) -> float:
+    """Write the means since the last line; returns the time from which the next ones count."""
+    loss, correct, count = job.world.sum(job.state.sums.clone()).tolist()
+    job.state.sums.zero_()
+    now = time.perf_counter()
+    if log is not None and count:
+        numbers = {
+            "epoch": job.state.step / job.plan.steps_per_epoch,
+            "loss": loss / count,
+            "top1": correct / count,
+            "learning_rate": learning_rate,
+            "images_per_second": count / max(now - since, 1e-9),
+        }
+        log.write(job.state.step, "train", numbers)
+        reporter.training(job, numbers)
+    return now
+
+
+def _evaluate(job: Job, log: Log | None, reporter: Reporter) -> None:
+    """Evaluate the weights, and their average; note whether they are the best so far."""
+    state = job.state
+    contexts: dict[str, AbstractContextManager[None]] = {"val": nullcontext()}
+    if state.average is not None:
+        contexts["val_ema"] = averaged(state.model, state.average)
+    for split, weights in contexts.items():
+        with weights:
+            numbers = evaluate(
+                job.state.model,
+                _validation(job),
+                job.preprocess,
+                job.setup.classes,
+                job.world.device,
+                job.config.precision,
+                reduce=job.world.sum,
+            )
+        if log is not None:
+            log.write(state.step, split, numbers)
+        reporter.evaluation(job, split, numbers)
+    value = numbers[job.config.checkpoint.best]  # of the average, if there is one
+    state.evaluated = state.step
+    job.improved = state.best is None or _better(job.config.checkpoint.best, value, state.best)
+    if job.improved:
+        state.best = value
+    job.module.train()
+
+
+def _better(metric: str, new: float, old: float) -> bool:
+    return new < old if metric in LOWER_IS_BETTER else new > old
+
+
+def _validation(job: Job) -> Iterator[Batch]:
+    return evaluation_batches(job.val_loader, job.micro_batch, job.world.rank, job.world.size)
+
+
+def _save(job: Job) -> float:
+    """Write a checkpoint, keep the last ones and the best; returns the seconds that it took."""
+    before = time.perf_counter()
+    state = job.state
+    tensors, record = gather(state, job.world.sum(state.sums.clone()))
+    if job.world.main:
+        path = step_path(job.run.checkpoints, state.step)
+        write_checkpoint(path, tensors, record)
+        if job.improved:
+            mark_best(path)
+        prune(job.run.checkpoints, job.config.checkpoint.keep, state.step)
+    job.improved = False
+    job.world.wait()
+    return time.perf_counter() - before
+
+
+def _preempted(job: Job, stop: StopRequest, seconds: float, reporter: Reporter) -> int:
+    if job.world.main:
+        job.run.set_status("preempted", job.state.step, signal=stop.signal)
+    reporter.say(
+        f"Stopped after step {job.state.step} ({stop.signal or 'asked for in another process'}); "
+        f"saving took {elapsed(seconds)} (torchrun waits 30 s after a signal). "
+        f"The same command goes on from here."
+    )
+    return PREEMPTED

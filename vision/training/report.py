@@ -1,0 +1,114 @@
+"""What a run says to the person in front of it. Only the main process speaks."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from vision.training.job import Job
+
+
+class Reporter:
+    """Start summary, progress, numbers, end summary."""
+
+    def __init__(self, speaks: bool) -> None:
+        self.console = Console(quiet=not speaks, highlight=False)
+        self.progress: Progress | None = None
+        self.latest = ""
+
+    def say(self, text: str) -> None:
+        """A line."""
+        self.console.print(text, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        """A line that should not be missed."""
+        self.console.print(f"[yellow]warning:[/yellow] {text}", soft_wrap=True)
+
+    def start(self, job: "Job") -> None:
+        """What is about to run, and where it is stored."""
+        for name, value in _summary(job).items():
+            self.console.print(f"[bold]{name:14}[/bold] {value}", soft_wrap=True)
+        for warning in job.warnings:
+            self.warn(warning)
+        if self.console.is_terminal:
+            self.progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self.progress.start()
+            self.progress.add_task("training", total=job.plan.total, completed=job.state.step)
+
+    def step(self, job: "Job") -> None:
+        """One step more."""
+        if self.progress is not None:
+            task = self.progress.tasks[0]
+            self.progress.update(task.id, completed=job.state.step, description=self.latest)
+
+    def training(self, job: "Job", numbers: Mapping[str, float]) -> None:
+        """The means of some steps."""
+        self.latest = (
+            f"epoch {numbers['epoch']:.2f}  loss {numbers['loss']:.3f}  "
+            f"top-1 {numbers['top1']:.1%}  lr {numbers['learning_rate']:.2e}  "
+            f"{numbers['images_per_second']:,.0f} images/s"
+        )
+        if self.progress is None:
+            self.say(f"step {job.state.step}/{job.plan.total}  {self.latest}")
+
+    def evaluation(self, job: "Job", split: str, numbers: Mapping[str, float]) -> None:
+        """The numbers on validation pictures."""
+        self.say(
+            f"step {job.state.step}/{job.plan.total}  {split}: loss {numbers['loss']:.4f}  "
+            f"top-1 {numbers['top1']:.2%}  top-5 {numbers['top5']:.2%}"
+        )
+
+    def finish(self, job: "Job") -> None:
+        """Where everything is, and what to type next."""
+        self.close()
+        folder = job.run.folder
+        metric = job.config.checkpoint.best
+        best = "never evaluated" if job.state.best is None else f"{job.state.best:.4f}"
+        self.say(f"\nFinished. Best {metric}: {best}. The run is in {folder}.")
+        self.say("Next:")
+        self.say(f"  python eval.py checkpoint={folder}      # evaluate its best checkpoint")
+
+    def close(self) -> None:
+        """End the progress bar."""
+        if self.progress is not None:
+            self.progress.stop()
+            self.progress = None
+
+
+def elapsed(seconds: float) -> str:
+    """A time as a person would say it."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+
+
+def _summary(job: "Job") -> dict[str, str]:
+    config, world, plan = job.config, job.world, job.plan
+    parameters = sum(p.numel() for p in job.state.model.parameters())
+    train, val = job.train_loader.source, job.val_loader.source
+    height, width = job.preprocess.image_size
+    scaling = ""
+    if config.optimizer.reference_batch is not None:
+        scaling = (
+            f" ({config.optimizer.learning_rate:g} × {config.batch_size} / "
+            f"{config.optimizer.reference_batch})"
+        )
+    return {
+        "model": f"{config.model.kind}, {parameters:,} parameters",
+        "data": f"{config.data.kind}, {len(train):,} + {len(val):,} pictures of "
+        f"{height} × {width}, {len(train.classes)} classes",
+        "batch": f"{config.batch_size} = {job.micro_batch} per device × {world.size} device"
+        f"{'s' if world.size > 1 else ''} × {job.order.accumulation} accumulated",
+        "learning rate": f"{plan.peak:g}{scaling}, {config.optimizer.name}",
+        "length": f"{plan.total:,} steps of {plan.steps_per_epoch:,} per epoch",
+        "precision": f"{config.precision} on {world.device.type}",
+        "run": f"{job.run.folder}" + (f", from step {job.state.step}" if job.state.step else ""),
+    }

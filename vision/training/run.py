@@ -1,0 +1,204 @@
+"""The folder of a run: its name, its stored settings, whether to resume it, and how it ended.
+
+outputs/<name>/
+    config.json    the settings that run, with the format number of this file
+    status.json    running | finished | preempted | failed, at which step
+    metrics.jsonl  every number, one line per event: the truth that loggers get copies of
+    checkpoints/   step_….safetensors and best.safetensors
+"""
+
+import hashlib
+import json
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+from vision.config import ConfigError
+from vision.training.configs import TrainConfig
+
+FREE = (
+    "name",
+    "output",
+    "device",
+    "parallel",
+    "max_batch_per_device",
+    "on_existing",
+    "allow_changes",
+    "loader.workers",
+    "loader.prefetch",
+    "loader.start_method",
+    "checkpoint.keep",
+    "log",
+)
+"""Settings that may differ when a run is resumed: they do not change what is learned."""
+
+Status = Literal["running", "finished", "preempted", "failed"]
+
+PREEMPTED = 75
+"""Exit code of a run that was asked to stop and can go on (EX_TEMPFAIL): schedulers requeue on it.
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder."""
+
+    folder: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints lie."""
+        return self.folder / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        """Where numbers are written."""
+        return self.folder / "metrics.jsonl"
+
+    def status(self) -> Mapping[str, Any]:
+        """How the run stands; empty if it never started."""
+        return _read(self.folder / "status.json")
+
+    def set_status(self, status: Status, step: int, **more: Any) -> None:
+        """Record how the run stands."""
+        _write(self.folder / "status.json", {"status": status, "step": step, **more})
+
+    def stored_settings(self) -> Mapping[str, Any]:
+        """The settings that the run was started with."""
+        settings: Mapping[str, Any] = _read(self.folder / "config.json")
+        return settings
+
+    def store_settings(self, config: TrainConfig) -> None:
+        """Write the settings, once at the start of a run."""
+        _write(self.folder / "config.json", config.model_dump(mode="json"))
+
+    def cut_metrics(self, step: int) -> None:
+        """Forget numbers of steps after `step`, which are about to be taken again."""
+        if not self.metrics.exists():
+            return
+        lines = self.metrics.read_text(encoding="utf-8").splitlines()
+        kept = [line for line in lines if _is_whole(line) and json.loads(line)["step"] <= step]
+        _replace(self.metrics, "".join(f"{line}\n" for line in kept))
+
+
+def open_run(config: TrainConfig, label: str) -> tuple[Run, Literal["new", "resume", "finished"]]:
+    """The folder of this run, and what to do with it. Nothing is written yet."""
+    settings = config.model_dump(mode="json")
+    name = run_name(settings, label) if config.name == "auto" else config.name
+    run = Run(Path(config.output) / name)
+    if not run.status():
+        return run, "new"
+    if config.on_existing == "refuse":
+        raise ConfigError(
+            f"the run {run.folder} exists. Choose another name, or on_existing=resume to go on."
+        )
+    differences = changes(run.stored_settings(), settings)
+    if differences and not config.allow_changes:
+        raise ConfigError(
+            f"the run {run.folder} was started with other settings:\n"
+            + "\n".join(f"  {line}" for line in differences)
+            + "\nChoose another name, or allow_changes=true to go on with the new ones."
+        )
+    return run, "finished" if run.status()["status"] == "finished" else "resume"
+
+
+def run_name(settings: Mapping[str, Any], label: str) -> str:
+    """`label` and six digits that follow from all settings that matter."""
+    fixed = {k: v for k, v in flat(settings).items() if not _is_free(k)}
+    digest = hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
+    return f"{label}-{digest[:6]}"
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Settings that matter and differ, one line each."""
+    before, after = flat(old), flat(new)
+    keys = sorted(k for k in before.keys() | after.keys() if not _is_free(k))
+    return [
+        f"{key}: {_shown(before, key)} → {_shown(after, key)}"
+        for key in keys
+        if before.get(key, ...) != after.get(key, ...)
+    ]
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+@dataclass
+class StopRequest:
+    """Whether somebody asked this process to stop: SIGTERM, SIGINT or SIGUSR1."""
+
+    signal: str = ""
+    _interrupts: int = field(default=0, repr=False)
+
+    def __bool__(self) -> bool:
+        return bool(self.signal)
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Remember the request; a second interrupt from the keyboard ends the process at once."""
+        self.signal = signal.Signals(number).name
+        if number == signal.SIGINT:
+            self._interrupts += 1
+            if self._interrupts > 1:
+                raise KeyboardInterrupt
+
+
+@contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """Within, signals are requests that the loop answers after its step."""
+    request = StopRequest()
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if hasattr(signal, "SIGUSR1"):  # not on Windows
+        numbers.append(signal.SIGUSR1)
+    before = {number: signal.signal(number, request.handle) for number in numbers}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _is_free(key: str) -> bool:
+    return any(key == free or key.startswith(f"{free}.") for free in FREE)
+
+
+def _shown(settings: Mapping[str, Any], key: str) -> str:
+    return json.dumps(settings[key]) if key in settings else "(not there)"
+
+
+def _is_whole(line: str) -> bool:
+    """A killed process may have left half a line."""
+    return line.startswith("{") and line.endswith("}")
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    try:
+        values: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ConfigError(f"{file} is damaged: {error}. Remove it or the whole run.") from error
+    return values
+
+
+def _write(file: Path, values: Mapping[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    _replace(file, json.dumps(values, indent=1) + "\n")
+
+
+def _replace(file: Path, text: str) -> None:
+    """Never half a file: written beside it, then renamed."""
+    temporary = file.with_name(f".{file.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(file)

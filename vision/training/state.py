@@ -1,0 +1,111 @@
+"""What a run has become so far, and how it goes into a checkpoint and comes back.
+
+The file is the same however many processes wrote it: whole tensors by parameter name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vision.checkpoints.native import Checkpoint
+from vision.checkpoints.optimizer import (
+    flatten_optimizer,
+    parameter_names,
+    unflatten_optimizer,
+)
+from vision.config import ConfigError
+from vision.training.distributed import like, whole
+
+
+@dataclass
+class TrainState:
+    """Everything that changes during a run."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    average: dict[str, Tensor] | None
+    """The averaged weights (EMA), if there are any."""
+    sums: Tensor
+    """Loss, right answers and pictures since the last line of the log, in this process."""
+    step: int = 0
+    best: float | None = None
+    """The best value so far of the metric that decides."""
+    evaluated: int = 0
+    """The last step whose evaluation is done."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """Plain data that must survive: classes, preprocessing, the logger's run id."""
+
+
+def gather(state: TrainState, sums: Tensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The whole state as named tensors and a plain record. All processes must call it together.
+
+    `sums` are those of all processes.
+    """
+    optimizer, optimizer_record = flatten_optimizer(
+        state.optimizer.state_dict(), parameter_names(state.optimizer, state.model)
+    )
+    tensors = {f"model.{name}": t for name, t in state.model.state_dict().items()}
+    tensors |= {f"ema.{name}": t for name, t in (state.average or {}).items()}
+    tensors |= {f"optimizer.{name}": t for name, t in optimizer.items()}
+    tensors["sums"] = sums
+    record = {
+        "step": state.step,
+        "best": state.best,
+        "evaluated": state.evaluated,
+        "optimizer": optimizer_record,
+        "scaler": state.scaler.state_dict(),
+        **state.notes,
+    }
+    return {name: whole(tensor) for name, tensor in tensors.items()}, record
+
+
+def restore(state: TrainState, checkpoint: Checkpoint, main: bool) -> None:
+    """Put a stored state back into a freshly built one. All processes must call it together."""
+    record, tensors = checkpoint.record, checkpoint.tensors
+    own = state.model.state_dict()
+    _copy_all(own, _part(tensors, "model."), "the model")
+    if state.average is not None:
+        _copy_all(state.average, _part(tensors, "ema."), "the averaged weights")
+    names = parameter_names(state.optimizer, state.model)
+    stored = unflatten_optimizer(_part(tensors, "optimizer."), record["optimizer"], names)
+    _spread_like_parameters(stored, state.optimizer)
+    state.optimizer.load_state_dict(stored)
+    state.scaler.load_state_dict(record["scaler"])
+    # Sums are added up over processes again, so that only one of them may keep them.
+    state.sums.copy_(tensors["sums"] if main else torch.zeros_like(tensors["sums"]))
+    state.step, state.best = record["step"], record["best"]
+    state.evaluated = record["evaluated"]
+
+
+def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+
+
+def _copy_all(own: Mapping[str, Tensor], stored: Mapping[str, Tensor], what: str) -> None:
+    if own.keys() != stored.keys():
+        missing, unknown = sorted(own.keys() - stored.keys()), sorted(stored.keys() - own.keys())
+        raise ConfigError(
+            f"the checkpoint does not fit {what}: missing {missing[:5]}, not known {unknown[:5]}."
+        )
+    with torch.no_grad():
+        for name, tensor in own.items():
+            if tensor.shape != stored[name].shape:
+                raise ConfigError(
+                    f"the checkpoint does not fit {what}: {name} is {tuple(stored[name].shape)} "
+                    f"there and {tuple(tensor.shape)} here."
+                )
+            tensor.copy_(like(stored[name], tensor))
+
+
+def _spread_like_parameters(stored: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    """Whole tensors of an optimiser's state become shares where the parameters are shares."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for number, slots in stored["state"].items():
+        parameter = parameters[number]
+        for slot, value in slots.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                slots[slot] = like(value, parameter)

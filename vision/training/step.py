@@ -1,0 +1,163 @@
+"""One optimiser step: forward and backward over the parts of a batch, then the update.
+
+Everything random in it is a function of (seed, step, rank, part), so that no generator has a state
+to save.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from vision.config import UserError
+from vision.data.loader import Batch
+from vision.data.mixing import mix_batch
+from vision.training.clip import clip_gradients
+from vision.training.configs import OptimizerConfig, TrainConfig
+from vision.training.distributed import World, last_part_only
+from vision.training.loss import training_loss
+from vision.training.optim import head_parameters
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What stays the same in all steps of a run."""
+
+    config: TrainConfig
+    world: World
+    classes: int
+    normalize: Callable[[Tensor], Tensor]
+
+
+class NonFiniteError(UserError, RuntimeError):
+    """The loss is not a number any more."""
+
+
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """Matrix products in 16 bits where the precision says so; softmax, norms and losses never."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16 if precision == "bf16" else torch.float16)
+
+
+def forward_backward(
+    module: nn.Module,
+    parts: Sequence[Batch],
+    setup: Setup,
+    scaler: torch.amp.GradScaler,
+    step: int,
+) -> tuple[Tensor, bool]:
+    """Gradients of the mean loss of all parts, left in the parameters.
+
+    Returns the sums (loss, correct answers, pictures) as a tensor on the device, and whether all
+    losses were finite, for this process alone.
+    """
+    sums = torch.zeros(3, device=setup.world.device)
+    finite = []
+    for number, batch in enumerate(parts):
+        with last_part_only(module, last=number == len(parts) - 1):
+            loss, correct = _loss(module, batch, setup, step, number)
+            finite.append(_copy_to_host(loss.detach().isfinite()))
+            scaler.scale(loss / len(parts)).backward()
+        count = loss.new_tensor(float(len(batch.labels)))
+        sums += torch.stack([loss.detach() * count, correct, count])
+    return sums, all(arrived() for arrived in finite)
+
+
+def update(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    config: OptimizerConfig,
+) -> None:
+    """Clip, take the step, forget the gradients."""
+    if config.clip != "none":
+        scaler.unscale_(optimizer)
+        clip_gradients(model.parameters(), config.clip, config.clip_at, head_parameters(model))
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def explain_nonfinite(module: nn.Module, parts: Sequence[Batch], setup: Setup, step: int) -> str:
+    """Which pictures of the step and which module gave the first number that is none.
+
+    The forward pass is made again with the same weights, pictures and random numbers.
+    """
+    for number, batch in enumerate(parts):
+        first: list[str] = []
+        hooks = [
+            inner.register_forward_hook(_finder(name or "the model", first))
+            for name, inner in module.named_modules()
+        ]
+        try:
+            with torch.no_grad():
+                loss, _ = _loss(module, batch, setup, step, number)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if not loss.isfinite():
+            where = first[0] if first else "the loss itself: all modules gave finite numbers"
+            ids = ", ".join(map(str, batch.ids.tolist()))
+            return f"first in {where}, for the pictures {ids}"
+    return "not again when the step was repeated without gradients"
+
+
+def _loss(
+    module: nn.Module, batch: Batch, setup: Setup, step: int, part: int
+) -> tuple[Tensor, Tensor]:
+    """The mean loss of one part and its number of right answers."""
+    config, world = setup.config, setup.world
+    torch.manual_seed(_seed(config.seed, step, world.rank, part))
+    images = setup.normalize(batch.images.to(world.device, non_blocking=True))
+    images, targets = mix_batch(
+        images,
+        batch.labels.to(world.device, non_blocking=True),
+        setup.classes,
+        config.augment,
+        seed=config.seed,
+        step=step,
+        rank=world.rank,
+        part=part,
+    )
+    if config.channels_last:
+        images = images.contiguous(memory_format=torch.channels_last)
+    with autocast(config.precision, world.device):
+        logits = module(images)
+    loss = training_loss(logits, targets, config.loss)
+    correct = (logits.detach().argmax(1) == targets.argmax(1)).sum()
+    return loss, correct.to(loss.dtype)
+
+
+def _seed(*numbers: int) -> int:
+    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def _copy_to_host(flag: Tensor) -> Callable[[], bool]:
+    """Start copying a flag; the answer waits for what computed it, not for what came after."""
+    if flag.device.type != "cuda":
+        return lambda: bool(flag)
+    copy = flag.to("cpu", non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+
+    def answer() -> bool:
+        arrived.synchronize()
+        return bool(copy)
+
+    return answer
+
+
+def _finder(name: str, found: list[str]) -> Callable[[nn.Module, object, object], None]:
+    def look(module: nn.Module, inputs: object, output: object) -> None:
+        if not found and isinstance(output, Tensor) and not output.isfinite().all():
+            found.append(name)
+
+    return look
