@@ -5,14 +5,12 @@ what it needs: help, listings and mistakes are answered without loading torch.
 """
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
-from vision.config import Config, ConfigError, parse, suggest
-from vision.data.configs import DataConfig
-from vision.models.configs import ModelConfig
+from vision.commands import COMMANDS, Choices
+from vision.config import ConfigError, UserError, parse, suggest
 
 PACKAGE = Path(__file__).parent
 CONFIGS = next(p for p in (PACKAGE / "_configs", PACKAGE.parent / "configs") if p.is_dir())
@@ -28,32 +26,17 @@ LISTINGS = {
 """What `vision list` can list, and the folder of YAML files that it is."""
 
 
-class InfoConfig(Config):
-    """What `vision info` is asked about."""
-
-    model: ModelConfig
-    data: DataConfig
-    format: Literal["table", "json"]
-    """A table for people, or JSON for programs."""
-
-
-@dataclass(frozen=True)
-class Command:
-    """A subcommand: a YAML file of the same name, its config class, and what to do with it."""
-
-    summary: str
-    config: type[Config]
-    run: Callable[[Any], None]
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code is 2 for a mistake in the settings."""
+    """Run a command; the exit code is 2 for a mistake in the settings, 1 for other failures."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _dispatch(words)
-    except ConfigError as error:
+    except UserError as error:
         print(f"error: {str(error).replace(chr(10), chr(10) + '       ')}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, ConfigError) else 1
+    except BrokenPipeError:  # what we were piped into has seen enough
+        sys.stdout = None  # or Python would try to flush it at its end
+        return 0
 
 
 def _dispatch(words: list[str]) -> int:
@@ -71,18 +54,17 @@ def _dispatch(words: list[str]) -> int:
     if "--help" in flags:
         from vision.help import command_help
 
-        values = compose(name, overrides, folders, complete=False)
+        values, _ = compose(name, overrides, folders, complete=False)
         print(command_help(name, command.summary, command.config, values, choices(folders)))
         return 0
-    values = compose(name, overrides, folders)
+    values, chosen = compose(name, overrides, folders)
     config = parse(command.config, values)
     if "--cfg" in flags:
         from omegaconf import OmegaConf
 
         print(OmegaConf.to_yaml(OmegaConf.create(values)), end="")
         return 0
-    command.run(config)
-    return 0
+    return command.run(config, chosen)
 
 
 def _split(words: list[str]) -> tuple[list[Path], set[str], list[str]]:
@@ -111,7 +93,7 @@ def _split(words: list[str]) -> tuple[list[Path], set[str], list[str]]:
 
 def compose(
     name: str, overrides: Sequence[str], folders: Sequence[Path] = (), complete: bool = True
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], Choices]:
     """The plain settings that a YAML file and overrides make, neither typed nor checked yet.
 
     A value for an unknown key is let through here, so that the parser, which knows what there is,
@@ -127,7 +109,9 @@ def compose(
     try:
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
             words = [*(search if folders else []), *_lenient(overrides, folders)]
-            composed = hydra_compose(name, words)
+            composed = hydra_compose(name, words, return_hydra_config=True)
+        chosen = OmegaConf.to_container(composed.hydra.runtime.choices)
+        del composed.hydra
         missing = sorted(OmegaConf.missing_keys(composed))
         if missing and complete:
             raise ConfigError(
@@ -139,7 +123,8 @@ def compose(
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(str(error).strip().splitlines()[0]) from error
     assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
+    assert isinstance(chosen, dict)
+    return {str(key): value for key, value in values.items()}, chosen  # type: ignore[return-value]
 
 
 def _lenient(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
@@ -225,22 +210,6 @@ def _overview() -> str:
             "--cfg prints the settings as they would be used; --config-dir adds your own YAML.",
         ]
     )
-
-
-def _info(config: InfoConfig) -> None:
-    from vision.data.build import describe
-    from vision.models.cost import cost, print_cost
-
-    spec = describe(config.data)
-    result = cost(config.model, spec.image_size, spec.channels, spec.number_of_classes)
-    print_cost(result, config.format)
-
-
-COMMANDS = {
-    "info": Command(
-        "layers, parameters, MACs, memory and attention matrices of a model", InfoConfig, _info
-    ),
-}
 
 
 def run(command: str) -> NoReturn:

@@ -36,7 +36,11 @@ class Config(BaseModel):
     )
 
 
-class ConfigError(ValueError):
+class UserError(Exception):
+    """Something that a person can act on: the command line shows the message and no traceback."""
+
+
+class ConfigError(UserError, ValueError):
     """Something in a config that its author can correct; the message says what and how."""
 
 

@@ -17,6 +17,7 @@ import simplejpeg  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
+from vision.config import UserError
 from vision.data.source import Picture
 
 Pixels = NDArray[np.uint8]
@@ -34,7 +35,7 @@ _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVI
 _TRANSPARENT_MODES = ("RGBA", "RGBa", "LA", "La", "PA")
 
 
-class UnreadablePictureError(OSError):
+class UnreadablePictureError(UserError, OSError):
     """A picture that cannot be decoded; the message names it and says why."""
 
 

@@ -260,6 +260,13 @@ def _start_worker(worker: int) -> None:
             signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
+def _is_death(error: BaseException) -> bool:
+    """Whether a worker ended. An error that it raised itself torch hands over as "Caught …"."""
+    if isinstance(error, EOFError | ConnectionError):
+        return True
+    return "DataLoader worker" in str(error) and "Caught" not in str(error)
+
+
 def _worker_died(workers: int) -> str:
     return (
         f"one of the {workers} data workers died. Often the machine has run out of memory: choose "

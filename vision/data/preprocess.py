@@ -8,7 +8,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from vision.config import Size, pair
+from vision.config import ConfigError, Size, pair
 from vision.data.configs import PreprocessConfig
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
@@ -67,7 +67,7 @@ def resolve_preprocess(
             numbers *= channels
             origin[name] += " (the same for every channel)"
         if len(numbers) != channels:
-            raise ValueError(
+            raise ConfigError(
                 f"preprocess.{name} has {len(numbers)} numbers {list(numbers)} ({origin[name]}), "
                 f"but pictures have {channels} channels."
             )

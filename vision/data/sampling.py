@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vision.config import ConfigError
 from vision.data.randomness import generator
 
 Indices = NDArray[np.int64]
@@ -44,7 +45,7 @@ class TrainingPlan:
 
     def __post_init__(self) -> None:
         if self.batch_size % (self.ranks * self.accumulation):
-            raise ValueError(
+            raise ConfigError(
                 f"a global batch of {self.batch_size} pictures cannot be shared equally by "
                 f"{self.ranks} processes in {self.accumulation} parts each; choose a multiple of "
                 f"{self.ranks * self.accumulation}."
@@ -57,7 +58,7 @@ def epoch_length(samples: int, plan: TrainingPlan) -> int:
     if rest and plan.tail == "pad":
         batches += 1
     if not batches:
-        raise ValueError(
+        raise ConfigError(
             f"the training set has {samples} pictures, fewer than one global batch of "
             f"{plan.batch_size}; choose a smaller batch, or loader.tail=pad."
         )
@@ -74,7 +75,7 @@ def training_requests(
     length = epoch_length(len(labels), plan)
     for name, state in (("start", start), ("stop", stop)):
         if state is not None and (state % plan.batch_size or state < 0):
-            raise ValueError(
+            raise ConfigError(
                 f"{name}: {state} pictures consumed is not a multiple of the global batch of "
                 f"{plan.batch_size}; was the state saved with another batch size?"
             )

@@ -18,9 +18,9 @@ class TimmModel(Classifier):
     def __init__(self, config: TimmConfig, image_size: Grid, channels: int, classes: int) -> None:
         super().__init__()
         self.config = config
-        self.model: Any = _create(config, image_size, channels, classes)
+        self.model = _create(config, image_size, channels, classes)
         if config.checkpoint_activations:
-            self.model.set_grad_checkpointing(True)
+            self.model.set_grad_checkpointing(enable=True)
         self.layers = self._layers()
 
     def _layers(self) -> dict[str, int]:
@@ -51,7 +51,7 @@ class TimmModel(Classifier):
         raise NotImplementedError("a timm model is initialised while it is built; see build_model")
 
 
-def _create(config: TimmConfig, size: Grid, channels: int, classes: int) -> torch.nn.Module:
+def _create(config: TimmConfig, size: Grid, channels: int, classes: int) -> Any:
     if not timm.is_model(config.name):
         known = timm.list_models()
         raise ConfigError(
