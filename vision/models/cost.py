@@ -71,6 +71,10 @@ KINDS = {
 """The entries that an AttentionCost has, and how a table calls them."""
 
 
+CAPTION = """Per picture; bytes are those of fp32. Attention: entries and bytes of one head of one block,
+then the bytes of all heads of one block, then of all blocks."""
+
+
 def cost(
     config: ModelConfig, image_size: Size, channels: int = 3, classes: int = 1000
 ) -> ModelCost:
@@ -123,6 +127,7 @@ def table(cost: ModelCost) -> "Table":
     A cell on attention has the entries and bytes of one head of one block, then the bytes of all
     heads of one block and of all blocks. Columns that would repeat another are left out.
     """
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     groups = [layer.attention for layer in cost.layers if layer.attention is not None]
@@ -132,11 +137,11 @@ def table(cost: ModelCost) -> "Table":
         if any(kind == "patches" or getattr(group, kind) != group.patches for group in groups)
     ]
     titles = KINDS | ({"patches": "in windows"} if "everywhere" in kinds else {})
-    result = Table(caption="per picture; bytes are those of fp32", caption_justify="left")
+    result = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=CAPTION, caption_justify="left")
     for title in ("layer", "output"):
         result.add_column(title, no_wrap=True)
-    for title in ("parameters", "MACs", "activations", *(f"attention: {titles[k]}" for k in kinds)):
-        result.add_column(title, justify="right")
+    for title in ("parameters", "MACs", "activations", *(f"attention\n{titles[k]}" for k in kinds)):
+        result.add_column(title, justify="right", no_wrap=True)
     for layer in cost.layers:
         name = layer.name if layer.stage is None else f"stage {layer.stage}: {layer.name}"
         output = " × ".join(map(str, layer.output))
@@ -156,9 +161,11 @@ def _attention_cell(attention: AttentionCost | None, kind: str) -> str:
     if attention is None:
         return ""
     entries: int = getattr(attention, kind)
-    lines = [f"{entries:,} = {format_bytes(attention.bytes_of_head(entries))}"]
-    lines.append(f"{attention.heads} heads {format_bytes(attention.bytes_of_heads(entries))}")
-    lines.append(f"{attention.blocks} blocks {format_bytes(attention.bytes_of_blocks(entries))}")
+    lines = [
+        f"{entries:,} = {format_bytes(attention.bytes_of_head(entries))}",
+        f"× {attention.heads} = {format_bytes(attention.bytes_of_heads(entries))}",
+        f"× {attention.blocks} = {format_bytes(attention.bytes_of_blocks(entries))}",
+    ]
     return "\n".join(lines)
 
 

@@ -203,8 +203,10 @@ class ViT(Classifier):
                 nn.init.constant_(module.gamma, module.start)
         if self.positions is not None:
             self.positions.init_weights(generator)  # type: ignore[operator]
-        if self.cls_token is not None:
-            trunc_normal(self.cls_token, 0.0 if xavier else 0.02, generator)
+        if self.cls_token is not None and xavier:
+            nn.init.zeros_(self.cls_token)
+        elif self.cls_token is not None:
+            trunc_normal(self.cls_token, 0.02, generator)
         if self.reg_token is not None:
             trunc_normal(self.reg_token, 1e-6, generator)
         if xavier and isinstance(self.head, nn.Linear):

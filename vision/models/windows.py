@@ -206,6 +206,7 @@ def _merge(
     inside = (y < shape.grid[0]) & (x < shape.grid[1])
     position = (y * shape.padded[1] + x) * inside  # anywhere will do for what is outside
     leave = _invert(last)[position]
-    if shape.slots == 4 * following.slots == 4 * following.grid[0] * following.grid[1]:
+    whole = shape.padded == shape.grid and following.padded == following.grid
+    if whole and shape.grid == (2 * following.grid[0], 2 * following.grid[1]):
         return leave, _invert(leave), None
     return leave, None, inside[:, None]
