@@ -5,14 +5,15 @@ ARGS ?=
 
 .PHONY: train test test-all test-gpu lint format benchmark clean
 
-train: .venv/.installed   ## run the main job on the embedded data set; ARGS="setting=value ..."
+train: .venv/.installed   ## train on the embedded data set, then evaluate; ARGS="setting=value ..."
 	$(BIN)/python train.py $(ARGS)
+	$(BIN)/python eval.py checkpoint=outputs/latest
 
 test: .venv/.installed    ## the default tests: under five minutes on two cores
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto $(ARGS)
 
 test-all: .venv/.installed  ## also what takes minutes: inductor, kills, fuzzing
-	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+	$(BIN)/python -m pytest -n auto -m "not gpu" $(ARGS)
 
 test-gpu: .venv/.installed  ## what needs a CUDA device
 	$(BIN)/python -m pytest -m gpu $(ARGS)

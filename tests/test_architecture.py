@@ -18,7 +18,12 @@ PACKAGE = Path(vision.__file__).parent
 STATIONS = ["config", "data", "models", "checkpoints", "inspection", "evaluation", "training"]
 """The line, from left to right; what is not named here (cli, help) stands at its right end."""
 STRANGERS = {("data", "models"), ("models", "data")}
-DOORS = {"hydra": {"cli.py"}, "omegaconf": {"cli.py"}, "wandb": {"training/log.py"}}
+DOORS = {
+    "hydra": {"cli.py"},
+    "omegaconf": {"cli.py"},
+    "wandb": {"training/log.py"},
+    "submitit": {"training/cluster.py"},
+}
 
 
 def modules() -> list[Path]:

@@ -1,29 +1,29 @@
 """The command line: `vision <command> [setting=value ...]`. Hydra's only door.
 
 Settings are composed from YAML by Hydra and parsed strictly, and only then does a command import
-what it needs: help, listings and mistakes are answered without loading torch.
+what it needs: help, listings and mistakes are answered without loading torch. With `--multirun` a
+setting may have several values; all jobs that this makes are parsed before the first one starts.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from vision.commands import COMMANDS, Choices
+from vision.commands import COMMANDS, Choices, Command
 from vision.config import ConfigError, UserError, parse, suggest
+from vision.listing import CONFIGS, choices, listing, overview, unknown_choice
 
-PACKAGE = Path(__file__).parent
-CONFIGS = next(p for p in (PACKAGE / "_configs", PACKAGE.parent / "configs") if p.is_dir())
-"""A wheel carries the YAML beside the code; a checkout has it at the root."""
-
-LISTINGS = {
-    "models": "model",
-    "data": "data",
-    "augmentations": "augment",
-    "recipes": "recipe",
-    "experiments": "experiment",
+FLAGS = {
+    "-h": "--help",
+    "--help": "--help",
+    "--cfg": "--cfg",
+    "-m": "--multirun",
+    "--multirun": "--multirun",
 }
-"""What `vision list` can list, and the folder of YAML files that it is."""
+LAUNCHERS = {"submitit_local": "local", "submitit_slurm": "slurm"}
+"""Choices of hydra/launcher beside `basic`, and the executor of submitit that each stands for."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,27 +42,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _dispatch(words: list[str]) -> int:
     name, *rest = words or ["--help"]
     if name in ("-h", "--help", "help"):
-        print(_overview())
+        print(overview({name: command.summary for name, command in COMMANDS.items()}))
         return 0
     if name == "list":
-        print(_listing(rest))
+        print(listing(rest))
         return 0
     if name not in COMMANDS:
         raise ConfigError(f"there is no command '{name}'. {suggest(name, [*COMMANDS, 'list'])}")
     command = COMMANDS[name]
     folders, flags, overrides = _split(rest)
+    paths, overrides = _take_paths(command, overrides)
     if "--help" in flags:
         from vision.help import command_help
 
         values, _ = compose(name, overrides, folders, complete=False)
         print(command_help(name, command.summary, command.config, values, choices(folders)))
         return 0
+    if "--multirun" in flags:
+        return _multirun(name, overrides, folders, only_show="--cfg" in flags)
     values, chosen = compose(name, overrides, folders)
+    if command.paths is not None:
+        values[command.paths] = [*values[command.paths], *paths]
     config = parse(command.config, values)
     if "--cfg" in flags:
-        from omegaconf import OmegaConf
-
-        print(OmegaConf.to_yaml(OmegaConf.create(values)), end="")
+        print(_yaml(values), end="")
         return 0
     return command.run(config, chosen)
 
@@ -74,21 +77,35 @@ def _split(words: list[str]) -> tuple[list[Path], set[str], list[str]]:
     overrides: list[str] = []
     remaining = iter(words)
     for word in remaining:
-        if word in ("-h", "--help"):
-            flags.add("--help")
-        elif word == "--cfg":
-            flags.add("--cfg")
+        if word in FLAGS:
+            flags.add(FLAGS[word])
         elif word == "--config-dir" or word.startswith("--config-dir="):
             folder = Path(word.partition("=")[2] or next(remaining, ""))
             if not folder.is_dir():
                 raise ConfigError(f"--config-dir: there is no folder '{folder}'.")
             folders.append(folder)
         elif word.startswith("-"):
-            known = ["--help", "--cfg", "--config-dir"]
+            known = [*(flag for flag in FLAGS if flag.startswith("--")), "--config-dir"]
             raise ConfigError(f"there is no option '{word}'. {suggest(word, known)}")
         else:
             overrides.append(word)
     return folders, flags, overrides
+
+
+def _take_paths(command: Command, words: list[str]) -> tuple[list[str], list[str]]:
+    """The plain paths among the words, for a command that takes some, and the overrides.
+
+    The folder of a sweep's run has signs of equality in its name.
+    """
+    if command.paths is None:
+        return [], words
+    paths = []
+    for word in words:
+        key = word.partition("=")[0]
+        known = key.lstrip("+~") in command.config.model_fields
+        if "=" not in word or "/" in key or (Path(word).exists() and not known):
+            paths.append(word)
+    return paths, [word for word in words if word not in paths]
 
 
 def compose(
@@ -119,7 +136,7 @@ def compose(
             )
         values = OmegaConf.to_container(composed, resolve=True)
     except MissingConfigException as error:
-        raise ConfigError(_unknown_choice(error.missing_cfg_file or "", folders)) from error
+        raise ConfigError(unknown_choice(error.missing_cfg_file or "", folders)) from error
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(str(error).strip().splitlines()[0]) from error
     assert isinstance(values, dict)
@@ -129,87 +146,186 @@ def compose(
 
 def _lenient(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
     """The overrides, with `key=value` for a value written as `++key=value`."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
     lenient = []
     for word in overrides:
-        if "=" not in word and not word.startswith("~"):
-            raise ConfigError(f"'{word}': a setting is given as name=value.")
-        try:
-            override = OverridesParser.create().parse_override(word)
-        except HydraException as error:
-            raise ConfigError(f"'{word}' cannot be read: {error}") from error
+        override = _read_override(word, folders, several=False)
         key = override.key_or_group
-        if key.partition(".")[0] == "hydra":
+        if key.partition(".")[0] == "hydra" or key.startswith("hydra/"):
             raise ConfigError(f"{word}: settings of Hydra itself are not for this command.")
-        if override.is_sweep_override():
-            raise ConfigError(f"{word}: this command takes one value, not several.")
         group = any((folder / key).is_dir() for folder in (CONFIGS, *folders))
         if group and not override.is_delete() and not isinstance(override.value(), str):
-            raise ConfigError(_unknown_choice(f"{key}/{word.partition('=')[2]}", folders))
-        if group or override.is_delete():
-            lenient.append(word)
-        else:
-            lenient.append("++" + word.lstrip("+"))
+            raise ConfigError(unknown_choice(f"{key}/{word.partition('=')[2]}", folders))
+        line = override.input_line
+        lenient.append(line if group or override.is_delete() else "++" + line.lstrip("+"))
     return lenient
 
 
-def choices(folders: Sequence[Path] = ()) -> dict[str, dict[str, str]]:
-    """Every group of YAML files, with its choices and the line that describes each."""
-    found: dict[str, dict[str, str]] = {}
-    for folder in (CONFIGS, *folders):
-        for file in sorted(folder.glob("*/**/*.yaml")):
-            group = file.parent.relative_to(folder).as_posix()
-            found.setdefault(group, {})[file.stem] = _first_comment(file)
-    return found
+def _read_override(word: str, folders: Sequence[Path], several: bool) -> Any:
+    """A word as Hydra reads it. With `several` it may have more than one value."""
+    from hydra.errors import HydraException
+
+    if "=" not in word and not word.startswith("~"):
+        raise ConfigError(f"'{word}': a setting is given as name=value.")
+    parser = _parser(tuple(folders))
+    key, _, value = word.partition("=")
+    mistake = f"{word}: this command takes one value, not several. (With --multirun, train does.)"
+    try:
+        override = parser.parse_override(word)
+        override.config_loader = parser.config_loader
+        if several or not override.is_sweep_override():
+            return override
+    except HydraException as error:
+        mistake = f"'{word}' cannot be read: {error}"
+    if value and Path(value).exists():
+        # The name of something that exists is meant as it is: a sweep's run is a=1,b=2.
+        quoted = value.replace("\\", "\\\\").replace('"', '\\"')
+        return parser.parse_override(f'{key}="{quoted}"')
+    raise ConfigError(mistake)
 
 
-def _first_comment(file: Path) -> str:
-    for line in file.read_text(encoding="utf-8").splitlines():
-        if line.startswith("#") and not line.startswith("# @package"):
-            return line.lstrip("# ").rstrip(".")
-    return ""
+@cache
+def _parser(folders: tuple[Path, ...]) -> Any:
+    """Hydra's parser of overrides, which looks for what a glob(…) stands for in these folders."""
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.utils import create_config_search_path
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    search = create_config_search_path(str(CONFIGS))
+    for folder in folders:
+        search.append("command line", f"file://{folder.resolve()}")
+    return OverridesParser.create(config_loader=ConfigLoaderImpl(search))
 
 
-def _unknown_choice(file: str, folders: Sequence[Path]) -> str:
-    group, _, choice = file.removesuffix(".yaml").rpartition("/")
-    known = choices(folders).get(group)
-    if not known:
-        return f"there is no group of settings '{group}'. {suggest(group, choices(folders))}"
-    near = suggest(choice, known)
-    listed = "" if near.startswith("Known") else f" Known: {', '.join(sorted(known))}."
-    return f"{group}={choice}: there is no such choice. {near}{listed}"
+def _multirun(
+    name: str, overrides: list[str], folders: Sequence[Path], only_show: bool = False
+) -> int:
+    """Expand, compose and parse every job; only then start the first one, or show them all."""
+    from vision.training.sweep import Point
+
+    command = COMMANDS[name]
+    if command.sweep is None:
+        raise ConfigError(
+            f"--multirun: '{name}' takes one value for each setting; 'train' several."
+        )
+    about_launcher = [w for w in overrides if w.startswith(("hydra/launcher=", "hydra.launcher."))]
+    launcher = _launcher(name, about_launcher)
+    overrides = [word for word in overrides if word not in about_launcher]
+    fixed, jobs = expand(overrides, folders)
+    points, documents, mistakes = [], [], dict[str, list[str]]()
+    for words, swept in jobs:
+        shown = " ".join(f"{key}={value}" for key, value in swept.items())
+        try:
+            values, chosen = compose(name, words, folders)
+            config: Any = parse(command.config, values)
+        except ConfigError as error:
+            mistakes.setdefault(str(error), []).append(shown)
+        else:
+            points.append(Point(swept, config, chosen))
+            documents.append(f"--- # {shown}\n{_yaml(values)}")
+    if mistakes:
+        raise ConfigError("\n".join(_blame(w, len(jobs), text) for text, w in mistakes.items()))
+    if only_show:
+        print("".join(documents), end="")
+        return 0
+    return command.sweep(points, compose(name, fixed, folders, complete=False), launcher)
 
 
-def _listing(words: list[str]) -> str:
-    what = words[0] if words else ""
-    if what not in LISTINGS or len(words) > 1:
-        usage = f"usage: vision list {'|'.join(LISTINGS)}"
-        raise ConfigError(f"{suggest(what, LISTINGS)} {usage}".strip())
-    found = choices().get(LISTINGS[what], {})
-    if not found:
-        return f"There are no {what} yet."
-    width = max(map(len, found))
-    return "\n".join(f"{name:{width}}  {line}" for name, line in sorted(found.items()))
+def _blame(words: list[str], jobs: int, mistake: str) -> str:
+    """A mistake, and which of the jobs has it, unless it is in all of them."""
+    if len(words) == jobs:
+        return mistake
+    return f"in {len(words)} of {jobs} jobs, such as {words[0]}:\n{mistake}"
 
 
-def _overview() -> str:
-    rows = {name: command.summary for name, command in COMMANDS.items()}
-    rows["list"] = f"one line on each choice: vision list {'|'.join(LISTINGS)}"
-    width = max(map(len, rows))
-    lines = [f"  {name:{width}}  {summary}" for name, summary in sorted(rows.items())]
-    return "\n".join(
-        [
-            "usage: vision <command> [setting=value ...] [--help] [--cfg] [--config-dir FOLDER]",
-            "",
-            "Commands:",
-            *lines,
-            "",
-            "vision <command> --help shows every setting of a command with its value and meaning;",
-            "--cfg prints the settings as they would be used; --config-dir adds your own YAML.",
-        ]
-    )
+def expand(
+    overrides: Sequence[str], folders: Sequence[Path]
+) -> tuple[list[str], list[tuple[list[str], dict[str, Any]]]]:
+    """The words with one value; and for every job all its words, and what was given several values.
+
+    The grammar and the expansion are Hydra's: a,b · choice(a,b) · range(1,4) · glob(vit_*).
+    """
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.errors import HydraException
+
+    read = [_read_override(word, folders, several=True) for word in overrides]
+    endless = [o.input_line for o in read if o.is_sweep_override() and not o.is_discrete_sweep()]
+    if endless:
+        raise ConfigError(f"{endless[0]}: give the values, such as a,b or range(0,10,2).")
+    several = {o.get_key_element() for o in read if o.is_sweep_override()}
+    if not several:
+        raise ConfigError(
+            "--multirun: no setting has several values; write seed=0,1,2 or seed=range(0,3)."
+        )
+    try:
+        jobs = BasicSweeper.split_arguments(read, None)[0]
+    except HydraException as error:
+        raise ConfigError(str(error)) from error
+    if not jobs:
+        sweeps = [o for o in read if o.is_sweep_override()]
+        empty = [o.input_line for o in sweeps if not list(o.sweep_iterator())]
+        raise ConfigError(f"{' '.join(empty)}: there is nothing that this stands for.")
+    expanded = []
+    for words in jobs:
+        swept = {}
+        for word in words:
+            override = _read_override(word, folders, several=False)
+            if override.get_key_element() in several:
+                swept[override.key_or_group] = override.value()
+        expanded.append((words, swept))
+    return [o.input_line for o in read if o.get_key_element() not in several], expanded
+
+
+def _launcher(name: str, words: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
+    """Where jobs go, as an executor of submitit and its settings; None: they run here."""
+    from importlib.util import find_spec
+
+    choice = next((w.partition("=")[2] for w in reversed(words) if w.startswith("hydra/")), "basic")
+    settings = [word for word in words if not word.startswith("hydra/")]
+    if choice == "basic":
+        if settings:
+            raise ConfigError(f"{settings[0]}: hydra/launcher=basic has no settings.")
+        return None
+    if choice not in LAUNCHERS:
+        raise ConfigError(
+            f"hydra/launcher={choice}: there is no such choice. "
+            f"{suggest(choice, ['basic', *LAUNCHERS])}"
+        )
+    if find_spec("submitit") is None or find_spec("hydra_plugins.hydra_submitit_launcher") is None:
+        raise ConfigError(f"hydra/launcher={choice} needs an extra: pip install 'vit-swin[slurm]'.")
+    known = _hydra_settings(name, [f"hydra/launcher={choice}"])
+    for word in settings:
+        key = word.partition("=")[0].removeprefix("hydra.launcher.").partition(".")[0]
+        if key not in known:
+            raise ConfigError(f"{word}: there is no such setting. {suggest(key, known)}")
+    # A run resumes wherever it was cut off, so a job that ran out of time may always go on.
+    often = ["hydra.launcher.max_num_timeout=1000"] if "max_num_timeout" in known else []
+    words = [f"++{word}" for word in (*often, *settings)]
+    return LAUNCHERS[choice], _hydra_settings(name, [f"hydra/launcher={choice}", *words])
+
+
+def _hydra_settings(name: str, words: list[str]) -> dict[str, Any]:
+    """The settings of Hydra's launcher; what refers to other settings of Hydra stays so."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            composed = hydra_compose(name, words, return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        cause = str(error.__cause__ or error).strip().splitlines()[0]
+        raise ConfigError(f"{words[-1].lstrip('+')}: {cause}") from error
+    launcher = OmegaConf.to_container(composed.hydra.launcher, resolve=False)
+    assert isinstance(launcher, dict)
+    return {str(key): value for key, value in launcher.items() if key != "_target_"}
+
+
+def _yaml(values: Mapping[str, Any]) -> str:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(OmegaConf.create(dict(values)))
 
 
 def run(command: str) -> NoReturn:

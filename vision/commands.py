@@ -1,12 +1,13 @@
 """The subcommands of `vision`: their settings and what each does. Torch is loaded when needed."""
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from vision.config import Config, Count, PositiveInt
+from vision.config import Config, ConfigError, Count, PositiveInt
 from vision.data.configs import (
     AugmentConfig,
     DataConfig,
@@ -18,8 +19,14 @@ from vision.evaluation.configs import EvalConfig
 from vision.models.configs import ModelConfig
 from vision.training.configs import TrainConfig
 
+if TYPE_CHECKING:
+    from vision.training.sweep import Point
+
 Choices = dict[str, str]
 """The choice made in every group, such as {"model": "vit_base"}."""
+Composed = tuple[dict[str, Any], Choices]
+Launcher = tuple[str, dict[str, Any]]
+"""An executor of submitit, and settings of Hydra's launcher for it."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,10 @@ class Command:
     config: type[Config]
     run: Callable[[Any, Choices], int]
     """Given the config and the choices made in each group; returns the exit code."""
+    sweep: Callable[[Sequence["Point"], Composed, Launcher | None], int] | None = None
+    """With --multirun: given the jobs, the settings that have one value, and where jobs go."""
+    paths: str | None = None
+    """The setting, a list, that words without a name belong to."""
 
 
 class InfoConfig(Config):
@@ -56,6 +67,22 @@ class LookConfig(Config):
     """Instead, read every picture once: counts, sizes, what is unreadable, what comes twice."""
     format: Literal["table", "json"]
     """Of the check."""
+
+
+class CompareConfig(Config):
+    """What `vision compare` shows: runs that differ only in their seed make one row."""
+
+    runs: tuple[str, ...]
+    """Folders of runs, folders that hold some, or patterns with *; also as words without a name."""
+    metric: str
+    """loss, top1, top5, balanced_accuracy, macro_f1: a number that evaluations have."""
+    split: Literal["auto", "val", "val_ema"]
+    """The weights as trained, or their average; auto: the average if there is one."""
+    select: Literal["best", "last"]
+    """The evaluation that best.safetensors comes from, or the last one."""
+    format: Literal["table", "csv", "latex", "json"]
+    output: Path | None
+    """File to write instead of printing."""
 
 
 def _info(config: InfoConfig, chosen: Choices) -> int:
@@ -145,6 +172,47 @@ def _train(config: TrainConfig, chosen: Choices) -> int:
     return train(config, label=f"{chosen['model']}-{chosen['data']}")
 
 
+def _sweep(points: Sequence["Point"], base: Composed, launcher: Launcher | None) -> int:
+    from vision.training.sweep import plan_sweep, run_sweep
+
+    jobs = plan_sweep(points, *base)
+    if launcher is None:
+        return run_sweep(jobs)
+    from vision.training.cluster import submit_sweep
+
+    return submit_sweep(jobs, *launcher)
+
+
+def _compare(config: CompareConfig, chosen: Choices) -> int:
+    from vision.training.compare import compare
+    from vision.training.compare_report import csv_text, json_text, latex_text, table_text
+    from vision.training.results import find_runs
+
+    runs, without = find_runs(config.runs)
+    for place in without:
+        print(f"note: there is no run in {place}.", file=sys.stderr)
+    comparison = compare(runs, config.metric, config.split, config.select)
+    match config.format:
+        case "table":
+            text = table_text(comparison, plain=config.output is not None)
+        case "csv":
+            text = csv_text(comparison)
+        case "latex":
+            text = latex_text(comparison)
+        case "json":
+            text = json_text(comparison)
+    if config.output is None:
+        print(text, end="")
+        return 0
+    try:
+        config.output.parent.mkdir(parents=True, exist_ok=True)
+        config.output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"output: {config.output} cannot be written: {error}") from error
+    print(f"{len(comparison.groups)} rows are in {config.output}.")
+    return 0
+
+
 def _eval(config: EvalConfig, chosen: Choices) -> int:
     from vision.evaluation.command import evaluate_checkpoint
     from vision.training.distributed import world
@@ -176,6 +244,12 @@ COMMANDS = {
         "a sheet of training pictures as the model gets them, or a check of all", LookConfig, _data
     ),
     "prepare": Command("write a data set as resized tar shards", PrepareConfig, _prepare),
-    "train": Command("train a model, or go on with a run", TrainConfig, _train),
+    "train": Command("train a model, or go on with a run", TrainConfig, _train, _sweep),
     "eval": Command("evaluate a checkpoint", EvalConfig, _eval),
+    "compare": Command(
+        "runs side by side, with mean and deviation over seeds",
+        CompareConfig,
+        _compare,
+        paths="runs",
+    ),
 }

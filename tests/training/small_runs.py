@@ -18,10 +18,10 @@ SMALL_MODELS = {
     "swinv2_mini": ["model.width=16", "model.depths=[2,2]", "model.heads=[1,2]"],
 }
 
+SMALL_SHAPES = ["data.train_samples=40", "data.val_samples=24"]
+
 SMALL = [
     "data.image_size=16",
-    "data.train_samples=40",
-    "data.val_samples=24",
     "batch_size=8",
     "duration=4epochs",
     "schedule.warmup=2steps",
@@ -37,9 +37,9 @@ RICH = ["augment=deit", "augment.repeats=2", "ema=0.9", "model.drop_path=0.2", "
 """
 
 
-def words(folder: Path, *more: str, model: str = "vit_mini") -> list[str]:
-    """The overrides of a small run in a folder."""
-    shape = [f"model={model}", *SMALL_MODELS[model]]
+def words(folder: Path, *more: str, model: str = "vit_mini", shapes: bool = True) -> list[str]:
+    """The overrides of a small run in a folder; without `shapes` the data is left to the caller."""
+    shape = [f"model={model}", *SMALL_MODELS[model], *(SMALL_SHAPES if shapes else [])]
     return [*shape, *SMALL, f"output={folder}", "name=run", *more]
 
 

@@ -1,17 +1,22 @@
 """Whole training runs in this process: what they learn, what they store, what they refuse."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from small_runs import RICH, assert_same_bits, last_tensors, metrics, small_config, status
+from PIL import Image
+from small_runs import RICH, assert_same_bits, last_tensors, metrics, small_config, status, words
 
-from vision.config import ConfigError
+from vision.cli import compose
+from vision.config import ConfigError, parse
 from vision.data.build import build_source
+from vision.data.decode import UnreadablePictureError
 from vision.data.loader import Loader, Recipe, training_batches
 from vision.data.preprocess import normalizer, resolve_preprocess
 from vision.data.sampling import TrainingPlan
+from vision.evaluation.stored import load_stored
 from vision.models.build import build_model
 from vision.training.configs import TrainConfig
 from vision.training.loop import train
@@ -94,8 +99,8 @@ def test_train_stores_what_evaluation_needs_and_says_that_it_is_finished(
 def test_train_with_changed_settings_is_refused_with_the_difference(tmp_path: Path) -> None:
     train(small_config(tmp_path, "duration=3steps"), "x")
     with pytest.raises(ConfigError) as caught:
-        train(small_config(tmp_path, "duration=3steps", "optimizer.learning_rate=0.002"), "x")
-    assert "optimizer.learning_rate: 0.001 → 0.002" in str(caught.value)
+        train(small_config(tmp_path, "duration=3steps", "optimizer.learning_rate=0.003"), "x")
+    assert "optimizer.learning_rate: 0.002 → 0.003" in str(caught.value)
     assert "allow_changes=true" in str(caught.value)
 
 
@@ -197,3 +202,43 @@ def test_train_max_batch_auto_finds_what_fits_and_learns_the_same(
     assert train(small_config(tmp_path / "auto", *words), "x") == 0
     losses = [[e["loss"] for e in metrics(tmp_path / name)] for name in ("whole", "auto")]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+def folder_of_pictures(root: Path, pictures: int) -> Path:
+    """A folder with two classes that is not split yet, one file of which is no picture."""
+    for label, color in (("dark", 40), ("light", 200)):
+        (root / label).mkdir(parents=True, exist_ok=True)
+        for number in range(pictures):
+            Image.new("RGB", (20, 24), (color, color, number)).save(root / label / f"{number}.png")
+    return root
+
+
+def test_train_on_a_folder_keeps_its_split_when_pictures_are_added(tmp_path: Path) -> None:
+    root = folder_of_pictures(tmp_path / "pictures", 12)
+    more = [f"data.root={root}", "data.val_fraction=0.25", "duration=4steps"]
+    config = folder_config(tmp_path, *more)
+    assert train(config, "x") == 0
+    before = (tmp_path / "run" / "split.csv").read_text()
+    folder_of_pictures(tmp_path / "pictures", 30)
+    assert (tmp_path / "run" / "split.csv").read_text() == before
+    stored = load_stored(tmp_path / "run", "auto", torch.device("cpu"))
+    assert stored.classes == ("dark", "light")
+    assert len(build_source(stored.data, "val")) == 6  # not 15
+
+
+def test_train_skipping_unreadable_pictures_lists_them_in_the_run(tmp_path: Path) -> None:
+    root = folder_of_pictures(tmp_path / "pictures", 12)
+    (root / "dark" / "3.png").write_bytes(b"")
+    more = [f"data.root={root}", "data.val_fraction=0.25", "duration=6steps"]
+    with pytest.raises(UnreadablePictureError, match=r"dark/3\.png"):
+        train(folder_config(tmp_path / "raise", *more), "x")
+    more += ["data.on_error=skip", "data.max_error_share=0.2"]
+    assert train(folder_config(tmp_path / "skip", *more), "x") == 0
+    listed = (tmp_path / "skip" / "run" / "skipped-0.jsonl").read_text()
+    assert json.loads(listed)["picture"].endswith("dark/3.png")
+    assert "0 bytes" in json.loads(listed)["reason"]
+
+
+def folder_config(folder: Path, *more: str) -> TrainConfig:
+    values, _ = compose("train", ["data=folder", *words(folder, *more, shapes=False)])
+    return parse(TrainConfig, values)

@@ -75,12 +75,13 @@ def test_loss_of_labels_equals_that_of_their_probabilities(config: LossConfig) -
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("config", [CROSS_ENTROPY, BCE], ids=["cross_entropy", "bce"])
+@pytest.mark.parametrize("autocast", [True, False])
 def test_loss_of_16_bit_logits_is_computed_in_full_precision(
-    config: LossConfig, dtype: torch.dtype
+    config: LossConfig, dtype: torch.dtype, autocast: bool
 ) -> None:
     logits, labels = batch(dtype)
     targets = soft_targets(labels, 7, Mix(0.4), 0.1)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         loss = training_loss(logits, targets, config)
     assert loss.dtype == torch.float32
     exact, wanted = logits.detach().double(), targets.double()

@@ -254,7 +254,20 @@ def test_muon_takes_hidden_matrices_and_leaves_the_rest_to_adamw() -> None:
     assert optimizer.defaults["momentum"] == 0.95
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb", "lion", "muon", "adamuon", "sgd", "adamc"])
+# Kron is compiled by inductor.
+@pytest.mark.parametrize(
+    "name",
+    [
+        "adamw",
+        "lamb",
+        "lion",
+        "muon",
+        "adamuon",
+        "sgd",
+        "adamc",
+        pytest.param("kron", marks=pytest.mark.slow),
+    ],
+)
 def test_optimizer_with_its_state_restored_goes_on_to_the_bit(name: str) -> None:
     plain, resumed = fresh("vit_tiny"), fresh("vit_tiny")
     first, config = build_optimizer(plain, settings(name)), settings(name)

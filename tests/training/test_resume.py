@@ -54,14 +54,16 @@ def _lines(file: Path) -> list[str]:
     return [x for x in file.read_text().splitlines() if x.endswith("}")] if file.exists() else []
 
 
-def kill_and_resume(folder: Path, settings: list[str], steps: list[int]) -> None:
+def kill_and_resume(
+    folder: Path, settings: list[str], steps: list[int], model: str = "vit_mini"
+) -> None:
     """Kill the run (workers too) after each of these steps; then let it end."""
     for step in steps:
-        process = start_training(folder, *settings)
+        process = start(sys.executable, "train.py", *words(folder, *settings, model=model))
         wait_for_step(folder, step, process)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    assert train(small_config(folder, *settings), "x") == 0
+    assert train(small_config(folder, *settings, model=model), "x") == 0
 
 
 @pytest.mark.parametrize(
@@ -86,8 +88,8 @@ def test_run_killed_in_an_epoch_ends_in_the_same_bits(
 def test_run_killed_many_times_at_random_ends_in_the_same_bits(tmp_path: Path, model: str) -> None:
     settings = [*RICH, "max_batch_per_device=4", "checkpoint.every=1steps"]
     steps = sorted(random.Random(model).sample(range(1, 19), 4))
-    assert train(small_config(tmp_path / "whole", *settings), "x") == 0
-    kill_and_resume(tmp_path / "killed", settings, steps)
+    assert train(small_config(tmp_path / "whole", *settings, model=model), "x") == 0
+    kill_and_resume(tmp_path / "killed", settings, steps, model)
     assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "killed"))
 
 
@@ -128,22 +130,31 @@ def test_newest_checkpoint_damaged_falls_back_to_the_one_before_with_a_warning(
     assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "broken"))
 
 
-def torchrun(folder: Path, *more: str) -> subprocess.Popen[str]:
+def torchrun(folder: Path, *more: str, model: str = "vit_mini") -> subprocess.Popen[str]:
     """The same run in two processes on this machine."""
     return start(
         sys.executable,
         *("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"),
         "train.py",
-        *words(folder, *more),
+        *words(folder, *more, model=model),
     )
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_learn_what_one_learns(tmp_path: Path, parallel: str) -> None:
+@pytest.mark.parametrize(
+    ("parallel", "model"),
+    [
+        ("ddp", "vit_mini"),
+        ("fsdp", "swin_mini"),
+        pytest.param("ddp", "swin_mini", marks=pytest.mark.slow),
+        pytest.param("fsdp", "vit_mini", marks=pytest.mark.slow),
+        pytest.param("fsdp", "swinv2_mini", marks=pytest.mark.slow),
+    ],
+)
+def test_two_processes_learn_what_one_learns(tmp_path: Path, parallel: str, model: str) -> None:
     """Without mixing and dropout, which are drawn per process."""
     settings = ["ema=0.9", "duration=8steps", f"parallel={parallel}"]
-    assert train(small_config(tmp_path / "one", *settings), "x") == 0
-    process = torchrun(tmp_path / "two", *settings)
+    assert train(small_config(tmp_path / "one", *settings, model=model), "x") == 0
+    process = torchrun(tmp_path / "two", *settings, model=model)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
     one, two = last_tensors(tmp_path / "one"), last_tensors(tmp_path / "two")

@@ -9,8 +9,9 @@ import torch
 from vision.checkpoints.folder import latest
 from vision.checkpoints.native import Checkpoint, read_checkpoint
 from vision.config import ConfigError, parse
-from vision.data.configs import DataConfig
+from vision.data.configs import DataConfig, FolderConfig
 from vision.data.preprocess import Preprocess
+from vision.data.table import with_saved_split
 from vision.models.build import build_model
 from vision.models.configs import ModelConfig
 from vision.models.layers import Classifier
@@ -70,8 +71,17 @@ def load_stored(
         model=model.to(device).eval(),
         preprocess=preprocess,
         classes=tuple(record["classes"]),
-        data=parse(DataConfig, record["config"]["data"]),  # type: ignore[arg-type]
+        data=_data(record, path),
     )
+
+
+def _data(record: dict[str, Any], path: Path) -> DataConfig:
+    """The data of the run; a folder as it was split then, as stored with the run."""
+    config: DataConfig = parse(DataConfig, record["config"]["data"])  # type: ignore[arg-type]
+    split = path.resolve().parent.parent / "split.csv"
+    if isinstance(config, FolderConfig) and split.is_file():
+        return with_saved_split(config, split)
+    return config
 
 
 def _weights(

@@ -71,10 +71,6 @@ KINDS = {
 """The entries that an AttentionCost has, and how a table calls them."""
 
 
-CAPTION = """Per picture; bytes are those of fp32. Attention: entries and bytes of one head of one block,
-then the bytes of all heads of one block, then of all blocks."""
-
-
 def cost(
     config: ModelConfig, image_size: Size, channels: int = 3, classes: int = 1000
 ) -> ModelCost:
@@ -137,7 +133,8 @@ def table(cost: ModelCost) -> "Table":
         if any(kind == "patches" or getattr(group, kind) != group.patches for group in groups)
     ]
     titles = KINDS | ({"patches": "in windows"} if "everywhere" in kinds else {})
-    result = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=CAPTION, caption_justify="left")
+    result = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
+    result.caption = "per picture; bytes are those of fp32"
     for title in ("layer", "output"):
         result.add_column(title, no_wrap=True)
     for title in ("parameters", "MACs", "activations", *(f"attention\n{titles[k]}" for k in kinds)):
@@ -163,8 +160,8 @@ def _attention_cell(attention: AttentionCost | None, kind: str) -> str:
     entries: int = getattr(attention, kind)
     lines = [
         f"{entries:,} = {format_bytes(attention.bytes_of_head(entries))}",
-        f"× {attention.heads} = {format_bytes(attention.bytes_of_heads(entries))}",
-        f"× {attention.blocks} = {format_bytes(attention.bytes_of_blocks(entries))}",
+        f"{attention.heads} heads {format_bytes(attention.bytes_of_heads(entries))}",
+        f"{attention.blocks} blocks {format_bytes(attention.bytes_of_blocks(entries))}",
     ]
     return "\n".join(lines)
 
@@ -179,4 +176,6 @@ def format_bytes(number: int) -> str:
 
 
 def _format_macs(number: int) -> str:
+    if number == 0:
+        return "0"
     return f"{number / 1e9:.2f} G" if number >= 1e8 else f"{number / 1e6:.2f} M"

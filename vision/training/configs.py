@@ -22,7 +22,8 @@ class Length(NamedTuple):
 
 def parse_length(text: str) -> Length:
     """`20epochs`, `0.5epochs`, `1000steps` or `5e6samples`."""
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*(step|epoch|sample)s?\s*", text)
+    number = r"\d+(?:\.\d+)?(?:e\d+)?"
+    match = re.fullmatch(rf"\s*({number})\s*(step|epoch|sample)s?\s*", text)
     if match is None:
         raise ValueError(f"'{text}' is not a duration; write 20epochs, 1000steps or 5e6samples.")
     unit = match[2]

@@ -113,7 +113,7 @@ def spread(model: nn.Module, parallel: Literal["ddp", "fsdp"], world: World) -> 
         devices = [world.device] if world.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=devices)
     mesh = init_device_mesh(world.device.type, (world.size,))
-    for module in model.modules():
+    for module in reversed(list(model.modules())):  # blocks before the stages that hold them
         if isinstance(module, nn.ModuleList):
             for block in module:
                 fully_shard(block, mesh=mesh)

@@ -1,5 +1,6 @@
 """Everything that a training loop works with, built from a config."""
 
+import time
 from dataclasses import dataclass, field
 
 import torch
@@ -7,11 +8,13 @@ from torch import nn
 
 from vision.config import ConfigError, UserError
 from vision.data.build import build_source
+from vision.data.configs import DataConfig, FolderConfig
 from vision.data.loader import Batch, Loader, Recipe, resolve_workers
 from vision.data.preprocess import Preprocess, normalizer, resolve_preprocess
 from vision.data.sampling import TrainingPlan
 from vision.data.source import Source
 from vision.data.subsets import imbalance
+from vision.data.table import read_table, with_saved_split, write_table
 from vision.models.build import build_model
 from vision.models.layers import Classifier
 from vision.training.configs import TrainConfig
@@ -49,11 +52,32 @@ class Job:
     warnings: list[str] = field(default_factory=list)
     improved: bool = False
     """The last evaluation was the best so far and is not saved yet."""
+    started: float = field(default_factory=time.perf_counter)
+    """When the run would have started, had it never been interrupted."""
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken up to here, without what was lost when it was killed."""
+        return time.perf_counter() - self.started
+
+    @property
+    def standing(self) -> dict[str, float]:
+        """What the status says of any run, however it stands."""
+        return {
+            "steps": self.plan.total,
+            "seconds": self.seconds,
+            "parameters": self.state.notes["parameters"],
+        }
 
     @property
     def micro_batch(self) -> int:
         """Pictures that one device works on at once."""
         return self.order.batch_size // self.order.ranks // self.order.accumulation
+
+    def skipped(self) -> dict[str, str]:
+        """Pictures that this process could not read so far, and why."""
+        loaders = (self.train_loader, self.val_loader)
+        return {f.name: f.reason for loader in loaders for f in loader.failures.values()}
 
     def out_of_memory(self) -> str:
         """What to say when a device has no memory left."""
@@ -68,7 +92,8 @@ class Job:
 def build_job(config: TrainConfig, run: Run, world: World) -> Job:
     """Data, model, optimiser and plan, with weights drawn from the seed."""
     _set_up_torch(config, world)
-    train, val = build_source(config.data, "train"), build_source(config.data, "val")
+    data = _data(config, run, world)
+    train, val = build_source(data, "train"), build_source(data, "val")
     preprocess = resolve_preprocess(config.preprocess, config.data.image_size, train.channels)
     classes = len(train.classes)
     model = build_model(
@@ -98,6 +123,7 @@ def build_job(config: TrainConfig, run: Run, world: World) -> Job:
             "config": config.model_dump(mode="json"),
             "classes": list(train.classes),
             "channels": train.channels,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "preprocess": {
                 "image_size": list(preprocess.image_size),
                 "mean": list(preprocess.mean),
@@ -121,6 +147,19 @@ def build_job(config: TrainConfig, run: Run, world: World) -> Job:
         state=state,
         warnings=_warnings(config, world, train),
     )
+
+
+def _data(config: TrainConfig, run: Run, world: World) -> DataConfig:
+    """The data of the run; a folder's split is stored at its start and read back ever after."""
+    if not isinstance(config.data, FolderConfig):
+        return config.data
+    if world.main and not run.split.exists():
+        run.folder.mkdir(parents=True, exist_ok=True)
+        part = run.split.with_suffix(".part")
+        write_table(read_table(config.data), part)
+        part.replace(run.split)
+    world.wait()
+    return with_saved_split(config.data, run.split)
 
 
 def _set_up_torch(config: TrainConfig, world: World) -> None:

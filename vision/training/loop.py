@@ -17,12 +17,10 @@ from vision.training.job import Job, OutOfMemoryError, build_job
 from vision.training.log import Log, start_wandb
 from vision.training.optim import set_learning_rate
 from vision.training.report import Reporter, elapsed
-from vision.training.run import PREEMPTED, StopRequest, open_run, stop_requests
+from vision.training.run import PREEMPTED, StopRequest, better, open_run, stop_requests
 from vision.training.schedule import lr_at
 from vision.training.state import gather, restore
 from vision.training.step import NonFiniteError, explain_nonfinite, forward_backward, update
-
-LOWER_IS_BETTER = ("loss",)
 
 
 def train(config: TrainConfig, label: str) -> int:
@@ -55,6 +53,7 @@ def _resume(job: Job, reporter: Reporter) -> None:
             reporter.warn(warning)
         restore(job.state, opened.checkpoint, job.world.main)
         job.state.notes["wandb"] = opened.checkpoint.record["wandb"]
+        job.started -= opened.checkpoint.record.get("seconds", 0.0)
         reporter.say(f"Resuming {job.run.folder} after step {job.state.step}.")
     job.world.wait()
     if job.world.main:
@@ -67,7 +66,8 @@ def _run(job: Job, stop: StopRequest, reporter: Reporter) -> int:
     log = None
     if job.world.main:
         job.run.checkpoints.mkdir(parents=True, exist_ok=True)
-        job.run.set_status("running", state.step)
+        job.run.mark_latest()
+        job.run.set_status("running", state.step, **job.standing)
         tracker = start_wandb(
             config.log,
             job.run.folder.name,
@@ -84,7 +84,7 @@ def _run(job: Job, stop: StopRequest, reporter: Reporter) -> int:
     except BaseException as error:
         if job.world.main:
             reason = f"{type(error).__name__}: {error}"
-            job.run.set_status("failed", state.step, reason=reason)
+            job.run.set_status("failed", state.step, **job.standing, reason=reason)
         if isinstance(error, torch.OutOfMemoryError):
             raise OutOfMemoryError(job.out_of_memory()) from error
         raise
@@ -130,7 +130,7 @@ def _loop(job: Job, log: Log | None, stop: StopRequest, reporter: Reporter) -> i
             if stopping and state.step < plan.total:
                 return _preempted(job, stop, seconds, reporter)
     if job.world.main:
-        job.run.set_status("finished", state.step, best=state.best)
+        job.run.set_status("finished", state.step, **job.standing, best=state.best)
         reporter.finish(job)
     return 0
 
@@ -185,20 +185,17 @@ def _evaluate(job: Job, log: Log | None, reporter: Reporter) -> None:
                 job.world.device,
                 job.config.precision,
                 reduce=job.world.sum,
+                channels_last=job.config.channels_last,
             )
         if log is not None:
             log.write(state.step, split, numbers)
         reporter.evaluation(job, split, numbers)
     value = numbers[job.config.checkpoint.best]  # of the average, if there is one
     state.evaluated = state.step
-    job.improved = state.best is None or _better(job.config.checkpoint.best, value, state.best)
+    job.improved = state.best is None or better(job.config.checkpoint.best, value, state.best)
     if job.improved:
         state.best = value
     job.module.train()
-
-
-def _better(metric: str, new: float, old: float) -> bool:
-    return new < old if metric in LOWER_IS_BETTER else new > old
 
 
 def _validation(job: Job) -> Iterator[Batch]:
@@ -209,6 +206,7 @@ def _save(job: Job) -> float:
     """Write a checkpoint, keep the last ones and the best; returns the seconds that it took."""
     before = time.perf_counter()
     state = job.state
+    state.notes["seconds"] = job.seconds
     tensors, record = gather(state, job.world.sum(state.sums.clone()))
     if job.world.main:
         path = step_path(job.run.checkpoints, state.step)
@@ -216,6 +214,7 @@ def _save(job: Job) -> float:
         if job.improved:
             mark_best(path)
         prune(job.run.checkpoints, job.config.checkpoint.keep, state.step)
+    job.run.note_skipped(job.world.rank, job.skipped())
     job.improved = False
     job.world.wait()
     return time.perf_counter() - before
@@ -223,7 +222,7 @@ def _save(job: Job) -> float:
 
 def _preempted(job: Job, stop: StopRequest, seconds: float, reporter: Reporter) -> int:
     if job.world.main:
-        job.run.set_status("preempted", job.state.step, signal=stop.signal)
+        job.run.set_status("preempted", job.state.step, **job.standing, signal=stop.signal)
     reporter.say(
         f"Stopped after step {job.state.step} ({stop.signal or 'asked for in another process'}); "
         f"saving took {elapsed(seconds)} (torchrun waits 30 s after a signal). "

@@ -149,4 +149,7 @@ def _options(config: OptimizerConfig, info: Any) -> dict[str, Any]:
     # timm makes every momentum 0.9 that is not given, also of an optimiser with a value of its own.
     if config.momentum is None and info.has_momentum and own is not None and own["momentum"]:
         options["momentum"] = own["momentum"]
+    # Kron draws random numbers: from a state that is saved, or else every process has its own.
+    if own is not None and "deterministic" in own:
+        options["deterministic"] = True
     return options

@@ -1,14 +1,18 @@
 """The folder of a run: its name, its stored settings, whether to resume it, and how it ended.
 
 outputs/<name>/
-    config.json    the settings that run, with the format number of this file
-    status.json    running | finished | preempted | failed, at which step
+    config.json    the settings that run
+    status.json    running | finished | preempted | failed, at which step of how many; seconds that
+                   the run has taken, and parameters of its model
     metrics.jsonl  every number, one line per event: the truth that loggers get copies of
+    split.csv      of a folder of pictures: which one is in which split
+    skipped-0.jsonl  pictures that process 0 could not read, if there were any
     checkpoints/   step_….safetensors and best.safetensors
 """
 
 import hashlib
 import json
+import os
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -36,6 +40,8 @@ FREE = (
 )
 """Settings that may differ when a run is resumed: they do not change what is learned."""
 
+LOWER_IS_BETTER = ("loss",)
+
 Status = Literal["running", "finished", "preempted", "failed"]
 
 PREEMPTED = 75
@@ -58,6 +64,26 @@ class Run:
     def metrics(self) -> Path:
         """Where numbers are written."""
         return self.folder / "metrics.jsonl"
+
+    @property
+    def split(self) -> Path:
+        """Which picture of a folder is in which split."""
+        return self.folder / "split.csv"
+
+    def note_skipped(self, rank: int, names: Mapping[str, str]) -> None:
+        """List the pictures that a process could not read, with the reasons."""
+        lines = [json.dumps({"picture": name, "reason": names[name]}) for name in sorted(names)]
+        if lines:
+            _replace(self.folder / f"skipped-{rank}.jsonl", "".join(f"{x}\n" for x in lines))
+
+    def mark_latest(self) -> None:
+        """Let the link `latest` beside the run's folder point to it."""
+        link = self.folder.parent / "latest"
+        if link.is_dir() and not link.is_symlink():
+            return  # somebody has a run of that name
+        fresh = self.folder.parent / f".latest-{os.getpid()}"
+        fresh.symlink_to(self.folder.name)
+        fresh.replace(link)
 
     def status(self) -> Mapping[str, Any]:
         """How the run stands; empty if it never started."""
@@ -108,7 +134,7 @@ def open_run(config: TrainConfig, label: str) -> tuple[Run, Literal["new", "resu
 
 def run_name(settings: Mapping[str, Any], label: str) -> str:
     """`label` and six digits that follow from all settings that matter."""
-    fixed = {k: v for k, v in flat(settings).items() if not _is_free(k)}
+    fixed = {k: v for k, v in flat(settings).items() if not is_free(k)}
     digest = hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
     return f"{label}-{digest[:6]}"
 
@@ -116,12 +142,17 @@ def run_name(settings: Mapping[str, Any], label: str) -> str:
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Settings that matter and differ, one line each."""
     before, after = flat(old), flat(new)
-    keys = sorted(k for k in before.keys() | after.keys() if not _is_free(k))
+    keys = sorted(k for k in before.keys() | after.keys() if not is_free(k))
     return [
         f"{key}: {_shown(before, key)} → {_shown(after, key)}"
         for key in keys
         if before.get(key, ...) != after.get(key, ...)
     ]
+
+
+def better(metric: str, new: float, old: float) -> bool:
+    """Whether a value of a metric is better than another one."""
+    return new < old if metric in LOWER_IS_BETTER else new > old
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -169,7 +200,8 @@ def stop_requests() -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
 
-def _is_free(key: str) -> bool:
+def is_free(key: str) -> bool:
+    """Whether a setting, by its dotted name, may differ when a run is resumed; see FREE."""
     return any(key == free or key.startswith(f"{free}.") for free in FREE)
 
 

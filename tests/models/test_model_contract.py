@@ -1,0 +1,201 @@
+"""What every model of configs/model must do. A new YAML there is tested here without another line.
+
+Models are made narrow and shallow, every other setting as it is; those that are then the same model
+are tested once, under the names of all.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from model_settings import model_config, model_names, model_values, pictures, shrink
+from torch import Tensor
+
+from vision.config import parse
+from vision.models.build import build_model
+from vision.models.configs import ModelConfig, TimmConfig
+from vision.models.layers import Classifier, Grid
+
+TIMM = ["resnet10t", "test_vit"]
+"""Small models of timm's, in place of the one in timm.yaml."""
+
+
+def small_configs() -> dict[str, ModelConfig]:
+    """Every model once, made small."""
+    names: dict[ModelConfig, list[str]] = {}
+    for name in model_names():
+        values = model_values(name)
+        variants = [values | {"name": n} for n in TIMM] if values["kind"] == "timm" else [values]
+        for variant in variants:
+            config: Any = parse(ModelConfig, shrink(variant))  # type: ignore[arg-type]
+            names.setdefault(config, []).append(variant.get("name", name))
+    return {"+".join(same): config for config, same in names.items()}
+
+
+def choices(config: ModelConfig) -> tuple[Any, ...]:
+    """What makes it another model than a size, or another name of timm's, does."""
+    values = config.model_dump(exclude={"name"}).values()
+    return tuple(value for value in values if isinstance(value, str | bool | None))
+
+
+def compiled_models() -> Iterator[Any]:
+    """Models of the same choices in other sizes take the same way through a compiler."""
+    known = set()
+    for name, config in SMALL.items():
+        slow = choices(config) in known
+        known.add(choices(config))
+        yield pytest.param(config, id=name, marks=[pytest.mark.slow] if slow else [])
+
+
+SMALL = small_configs()
+every_model = pytest.mark.parametrize("config", SMALL.values(), ids=SMALL.keys())
+every_model_compiled = pytest.mark.parametrize("config", list(compiled_models()))
+training_and_evaluating = pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+
+
+def size_for(config: ModelConfig) -> Grid:
+    """Small pictures of odd sides, smaller ones where every pixel is a token. Not all of timm's
+    models can have odd sides.
+    """
+    if isinstance(config, TimmConfig):
+        return (48, 32)
+    return (13, 10) if config.patch_size == 1 else (45, 35)
+
+
+def build(config: ModelConfig, **arguments: Any) -> Classifier:
+    return build_model(config, size_for(config), **({"classes": 5} | arguments))
+
+
+def images_for(config: ModelConfig, batch: int = 2, channels: int = 3) -> Tensor:
+    return pictures(batch, channels, *size_for(config))
+
+
+def test_configs_hold_the_models_that_are_known() -> None:
+    names = set(model_names())
+    assert len(names) >= 20
+    assert {"vit_base", "swin_tiny", "swinv2_tiny", "timm"} <= names
+    assert {name for same in SMALL for name in same.split("+")} >= names - {"timm"}
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_model_of_full_size_is_built_on_meta(name: str) -> None:
+    size = (32, 32) if name == "vit_pixel" else (224, 224)
+    model = build_model(model_config(name), size, classes=10, device="meta")
+    assert all(tensor.is_meta for tensor in model.state_dict().values())
+    if name != "timm":
+        assert model(torch.empty(2, 3, *size, device="meta")).shape == (2, 10)
+
+
+@every_model
+@pytest.mark.parametrize("batch", [1, 3])
+def test_model_at_an_odd_rectangular_size_gives_finite_logits(
+    config: ModelConfig, batch: int
+) -> None:
+    model = build(config).eval()
+    images = images_for(config, batch)
+    features = model.forward_features(images)
+    logits = model.forward_head(features)
+    assert logits.shape == (batch, 5)
+    assert logits.isfinite().all()
+    assert torch.equal(model(images), logits)
+
+
+@every_model
+@pytest.mark.parametrize("channels", [1, 4])
+def test_model_of_other_channels_gives_logits(config: ModelConfig, channels: int) -> None:
+    model = build(config, channels=channels).eval()
+    assert model(images_for(config, channels=channels)).shape == (2, 5)
+
+
+@every_model
+def test_model_without_classes_gives_the_features_under_its_head(config: ModelConfig) -> None:
+    model, headed = build(config, classes=0).eval(), build(config).eval()
+    features = model(images_for(config))
+    assert features.ndim == 2
+    heads = [name for name, p in headed.named_parameters() if p.shape == (5, features.shape[1])]
+    names = {name for name, _ in headed.named_parameters()}
+    assert {name for name, _ in model.named_parameters()} < names
+    assert len(heads) == 1
+    headed.load_state_dict(model.state_dict(), strict=False)
+    head = heads[0].removesuffix(".weight")
+    weight, bias = (headed.get_parameter(f"{head}.{part}") for part in ("weight", "bias"))
+    assert torch.allclose(headed(images_for(config)), F.linear(features, weight, bias), atol=1e-5)
+
+
+@every_model
+def test_model_tells_an_optimiser_what_it_must_know(config: ModelConfig) -> None:
+    model = build(config, device="meta")
+    names = {name for name, _ in model.named_parameters()}
+    spared = model.no_weight_decay()
+    assert spared <= names
+    assert {n for n, p in model.named_parameters() if p.ndim <= 1} <= spared
+    assert names - spared
+    layers = {name: model.layer_of(name) for name in names}
+    last = max(layers.values())
+    assert set(layers.values()) == set(range(last + 1))
+    assert last >= 2
+    heads = {n for n, p in model.named_parameters() if p.shape[0] == 5}
+    assert {layers[name] for name in heads} == {last}
+
+
+@every_model
+def test_model_of_one_seed_is_one_model(config: ModelConfig) -> None:
+    first, second = build(config, seed=1).state_dict(), build(config, seed=1).state_dict()
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@every_model
+def test_model_learns_a_batch_by_heart(config: ModelConfig) -> None:
+    model = build(config).train()
+    labels = torch.tensor([0, 1, 2, 3])
+    brightness = labels.view(4, 1, 1, 1) - 1.5
+    images = 0.3 * images_for(config, 4) + brightness
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0)
+    losses = []
+    for _ in range(12):
+        loss = F.cross_entropy(model(images), labels)
+        optimiser.zero_grad()
+        loss.backward()
+        assert all(p.grad is not None for p in model.parameters())
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.6 * losses[0], losses
+
+
+@every_model_compiled
+@training_and_evaluating
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_model_compiled_as_one_graph_gives_the_same_results(
+    config: ModelConfig, training: bool, backend: str
+) -> None:
+    model = build(config).train(training)
+    images, weighting = images_for(config), pictures(2, 5, seed=3)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    if not training:
+        with torch.no_grad():
+            assert torch.allclose(compiled(images), model(images), atol=1e-5)
+        return
+    parameters = dict(model.named_parameters())
+    found = torch.autograd.grad((compiled(images) * weighting).sum(), [*parameters.values()])
+    wanted = torch.autograd.grad((model(images) * weighting).sum(), [*parameters.values()])
+    for name, a, b in zip(parameters, found, wanted, strict=True):
+        assert (a - b).norm().item() <= 1e-4 * b.norm().item() + 1e-5, name
+
+
+@every_model_compiled
+@training_and_evaluating
+def test_model_exported_with_any_batch_size_gives_the_same_logits(
+    config: ModelConfig, training: bool
+) -> None:
+    model = build(config).train(training)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(model, (images_for(config),), dynamic_shapes=({0: batch},))
+    exported = program.module()
+    for size in (2, 5) if training else (1, 2, 5):  # a batch norm cannot learn from one picture
+        images = images_for(config, size)
+        with torch.no_grad():
+            assert torch.allclose(exported(images), model(images), atol=1e-5)
