@@ -27,6 +27,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
@@ -107,9 +108,12 @@ def worker(arguments: argparse.Namespace) -> None:
     print(json.dumps(results))
 
 
-def run_workers(arguments: argparse.Namespace, console: Console) -> dict[str, list[dict[str, Any]]]:
-    """The medians of each process, by model, mode and threads."""
-    results: dict[str, list[dict[str, Any]]] = {}
+def run_workers(
+    arguments: argparse.Namespace, console: Console
+) -> Iterator[dict[str, list[dict[str, Any]]]]:
+    """After each process, the medians of all processes so far, by model, mode and threads."""
+    order = product(arguments.models, _modes(arguments), arguments.threads)
+    results: dict[str, list[dict[str, Any]]] = {f"{m}/{mode}/{t}": [] for m, mode, t in order}
     for process in range(arguments.processes):
         for threads in arguments.threads:
             load = os.getloadavg()[0]
@@ -123,9 +127,8 @@ def run_workers(arguments: argparse.Namespace, console: Console) -> dict[str, li
                 command, env=environment, stdout=subprocess.PIPE, text=True, check=True
             )
             for row, medians in json.loads(finished.stdout.splitlines()[-1]).items():
-                results.setdefault(f"{row}/{threads}", []).append(medians)
-    order = product(arguments.models, _modes(arguments), arguments.threads)
-    return {row: results[row] for row in (f"{m}/{mode}/{t}" for m, mode, t in order)}
+                results[f"{row}/{threads}"].append(medians)
+            yield {row: processes for row, processes in results.items() if processes}
 
 
 def verdict(value: float, bar: float | None) -> tuple[str, str]:
@@ -248,8 +251,10 @@ def main() -> None:
         }
         console.print(exact_table(results["exact"], arguments.batch))
     if arguments.figures != "exact":
-        measured = run_workers(arguments, console)
-        results["timed"] = {row: timed_row(p, arguments.batch) for row, p in measured.items()}
+        for measured in run_workers(arguments, console):
+            results["timed"] = {row: timed_row(p, arguments.batch) for row, p in measured.items()}
+            # After every process, so that a run of hours that is stopped was not in vain.
+            arguments.output.write_text(json.dumps(results, indent=1))
         console.print(timed_table(results["timed"], arguments.batch))
     arguments.output.write_text(json.dumps(results, indent=1))
     console.print(f"written: {arguments.output}")

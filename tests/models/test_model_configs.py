@@ -44,7 +44,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "sincos2d of an odd width": (
         "vit_base",
         {"positions": "sincos2d", "width": 42, "heads": 6},
-        ["positions", "4", "width = 42"],
+        ["positions=sincos2d", "width", "4", "42"],
     ),
     "pretrained windows of the wrong number": (
         "swinv2_tiny",

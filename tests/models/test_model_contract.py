@@ -4,7 +4,7 @@ Models are made narrow and shallow, every other setting as it is; those that are
 are tested once, under the names of all.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -40,18 +40,19 @@ def choices(config: ModelConfig) -> tuple[Any, ...]:
     return tuple(value for value in values if isinstance(value, str | bool | None))
 
 
-def compiled_models() -> Iterator[Any]:
-    """Models of the same choices in other sizes take the same way through a compiler."""
-    known = set()
-    for name, config in SMALL.items():
-        slow = choices(config) in known
-        known.add(choices(config))
-        yield pytest.param(config, id=name, marks=[pytest.mark.slow] if slow else [])
-
-
 SMALL = small_configs()
-every_model = pytest.mark.parametrize("config", SMALL.values(), ids=SMALL.keys())
-every_model_compiled = pytest.mark.parametrize("config", list(compiled_models()))
+DISTINCT = {choices(config): (name, config) for name, config in reversed(SMALL.items())}
+"""The first model of each kind: those of the same choices take the same way through a compiler."""
+
+
+def parametrized(configs: Iterable[tuple[str, ModelConfig]]) -> pytest.MarkDecorator:
+    names, values = zip(*configs, strict=True)
+    return pytest.mark.parametrize("config", values, ids=names)
+
+
+every_model = parametrized(SMALL.items())
+every_kind = parametrized(DISTINCT.values())
+every_other = parametrized(item for item in SMALL.items() if item not in DISTINCT.values())
 training_and_evaluating = pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 
 
@@ -165,12 +166,8 @@ def test_model_learns_a_batch_by_heart(config: ModelConfig) -> None:
     assert losses[-1] < 0.6 * losses[0], losses
 
 
-@every_model_compiled
-@training_and_evaluating
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_model_compiled_as_one_graph_gives_the_same_results(
-    config: ModelConfig, training: bool, backend: str
-) -> None:
+def assert_compiled_is_equal(config: ModelConfig, training: bool, backend: str) -> None:
+    """As one graph, the same logits or gradients."""
     model = build(config).train(training)
     images, weighting = images_for(config), pictures(2, 5, seed=3)
     torch._dynamo.reset()
@@ -186,11 +183,25 @@ def test_model_compiled_as_one_graph_gives_the_same_results(
         assert (a - b).norm().item() <= 1e-4 * b.norm().item() + 1e-5, name
 
 
-@every_model_compiled
+@every_kind
 @training_and_evaluating
-def test_model_exported_with_any_batch_size_gives_the_same_logits(
+def test_model_compiled_as_one_graph_gives_the_same_results(
     config: ModelConfig, training: bool
 ) -> None:
+    assert_compiled_is_equal(config, training, "aot_eager")
+
+
+@pytest.mark.slow
+@every_kind
+@training_and_evaluating
+def test_model_compiled_by_inductor_gives_the_same_results(
+    config: ModelConfig, training: bool
+) -> None:
+    assert_compiled_is_equal(config, training, "inductor")
+
+
+def assert_exported_is_equal(config: ModelConfig, training: bool) -> None:
+    """With any batch size, the same logits."""
     model = build(config).train(training)
     batch = torch.export.Dim("batch", min=1, max=64)
     program = torch.export.export(model, (images_for(config),), dynamic_shapes=({0: batch},))
@@ -199,3 +210,58 @@ def test_model_exported_with_any_batch_size_gives_the_same_logits(
         images = images_for(config, size)
         with torch.no_grad():
             assert torch.allclose(exported(images), model(images), atol=1e-5)
+
+
+@every_kind
+@training_and_evaluating
+def test_model_exported_with_any_batch_size_gives_the_same_logits(
+    config: ModelConfig, training: bool
+) -> None:
+    assert_exported_is_equal(config, training)
+
+
+@pytest.mark.slow
+@every_other
+@training_and_evaluating
+def test_model_of_another_size_compiles_and_exports_too(
+    config: ModelConfig, training: bool
+) -> None:
+    assert_compiled_is_equal(config, training, "aot_eager")
+    assert_exported_is_equal(config, training)
+
+
+slow = pytest.mark.slow
+
+
+@training_and_evaluating
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        pytest.param("vit_base", {"positions": "rotary"}, id="rotary"),
+        pytest.param("vit_base", {"positions": "fourier"}, id="fourier", marks=slow),
+        pytest.param("vit_base", {"checkpoint_activations": True}, id="recomputed vit"),
+        pytest.param(
+            "swin_tiny", {"checkpoint_activations": True}, id="recomputed swin", marks=slow
+        ),
+        pytest.param("swin_tiny", {"positions": "absolute"}, id="absolute swin", marks=slow),
+        pytest.param("swinv2_tiny", {"positions": "none", "shift": False}, id="bare", marks=slow),
+    ],
+)
+def test_model_of_a_choice_without_a_yaml_compiles_and_exports(
+    name: str, changes: dict[str, Any], training: bool
+) -> None:
+    config: Any = parse(ModelConfig, shrink(model_values(name, **changes)))  # type: ignore[arg-type]
+    assert_compiled_is_equal(config, training, "aot_eager")
+    assert_exported_is_equal(config, training)
+
+
+@pytest.mark.slow
+@every_kind
+def test_model_compiled_for_one_size_is_compiled_again_for_another(config: ModelConfig) -> None:
+    model = build(config).eval()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        for size in (size_for(config), (61, 20)):
+            images = pictures(2, 3, *size)
+            assert torch.allclose(compiled(images), model(images), atol=1e-5)

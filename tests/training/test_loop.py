@@ -41,10 +41,10 @@ def plain_losses(config: TrainConfig, steps: int) -> list[float]:
     for step in range(steps):
         batch = next(batches)
         for group in optimizer.param_groups:
-            # Warm-up of two steps from 1e-6 to 1e-3, then a cosine over 18 steps to 1e-5.
+            # Warm-up of two steps from 1e-6 to 2e-3, then a cosine over 18 steps to 1e-5.
             progress = torch.tensor((step - 2) / 18)
-            cosine = 1e-5 + (1e-3 - 1e-5) * (1 + torch.cos(torch.pi * progress)) / 2
-            group["lr"] = 1e-6 + (1e-3 - 1e-6) * step / 2 if step < 2 else float(cosine)
+            cosine = 1e-5 + (2e-3 - 1e-5) * (1 + torch.cos(torch.pi * progress)) / 2
+            group["lr"] = 1e-6 + (2e-3 - 1e-6) * step / 2 if step < 2 else float(cosine)
         loss = F.cross_entropy(model(normalize(batch.images)), batch.labels)
         optimizer.zero_grad()
         loss.backward()

@@ -15,6 +15,9 @@ from vision.models.layers import Classifier, Grid
 class TimmModel(Classifier):
     """A timm model; its weights are drawn by timm itself."""
 
+    # timm means to spare these in its Swin V2, but looks for modules of that name.
+    undecayed = frozenset({"logit_scale", "cpb_mlp", "relative_position_bias_table"})
+
     def __init__(self, config: TimmConfig, image_size: Grid, channels: int, classes: int) -> None:
         super().__init__()
         self.config = config
@@ -44,7 +47,12 @@ class TimmModel(Classifier):
     def no_weight_decay(self) -> frozenset[str]:
         """Parameters with one axis, and those that timm names."""
         named = self.model.no_weight_decay() if hasattr(self.model, "no_weight_decay") else ()
-        return super().no_weight_decay() | frozenset(f"model.{name}" for name in named)
+        # Some of timm's names are of modules, some of parameters that this model does not have.
+        return super().no_weight_decay() | frozenset(
+            f"model.{parameter}"
+            for parameter, _ in self.model.named_parameters()
+            if any(parameter == name or parameter.startswith(f"{name}.") for name in named)
+        )
 
     def init_weights(self, generator: torch.Generator) -> None:
         """Timm draws from torch's global generator while it builds: build again from a seed."""
@@ -61,9 +69,12 @@ def _create(config: TimmConfig, size: Grid, channels: int, classes: int) -> Any:
     if config.drop_path is not None:
         arguments["drop_path_rate"] = config.drop_path
     try:
-        # Most transformers must know their image size; the others refuse the argument.
-        return timm.create_model(config.name, img_size=size, **arguments)
+        try:
+            # Most transformers must know their image size; the others refuse the argument.
+            return timm.create_model(config.name, img_size=size, **arguments)
+        except TypeError as error:
+            if "img_size" not in str(error):
+                raise
+        return timm.create_model(config.name, **arguments)
     except TypeError as error:
-        if "img_size" not in str(error):
-            raise ConfigError(f"model.name={config.name}: timm refuses it: {error}") from error
-    return timm.create_model(config.name, **arguments)
+        raise ConfigError(f"model: timm refuses to build {config.name}: {error}") from error

@@ -55,8 +55,8 @@ class ViTConfig(_Shared):
         _divides("heads", self.heads, "width", self.width)
         if self.pool == "class_token" and not self.class_token:
             raise ValueError("pool=class_token needs class_token=true; or choose pool=mean.")
-        if self.positions in ("sincos2d", "fourier"):
-            _divides("4 (positions)", 4, "width", self.width)
+        if self.positions == "sincos2d" and self.width % 4:
+            raise ValueError(f"positions=sincos2d needs a width divisible by 4, not {self.width}.")
         if self.positions == "rotary" and self.width // self.heads % 4:
             raise ValueError(
                 f"positions=rotary needs a head width divisible by 4, "

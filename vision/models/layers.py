@@ -170,6 +170,11 @@ def pad_to_multiple(images: Tensor, step: Grid) -> Tensor:
     return F.pad(images, (0, right, 0, below)) if below or right else images
 
 
+def full_precision(x: Tensor) -> Tensor:
+    """A tensor in at least 32 bits, for what must not be computed in fewer."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def ceil_div(number: int, divisor: int) -> int:
     """`number / divisor`, rounded up."""
     return -(-number // divisor)

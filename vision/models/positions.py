@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from vision.models.layers import Derived, Grid, trunc_normal
+from vision.models.layers import Derived, Grid, full_precision, trunc_normal
 
 
 class LearnedPositions(nn.Module):
@@ -96,15 +96,15 @@ class RotaryPositions(nn.Module):
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     """Turn neighbouring channel pairs of x (b h n d) by (n, d / 2) angles, in full precision."""
-    cos, sin = (part.float() for part in rotation)
-    even, odd = rearrange(x.float(), "b h n (pair two) -> two b h n pair", two=2)
+    cos, sin = (full_precision(part) for part in rotation)
+    even, odd = rearrange(full_precision(x), "b h n (pair two) -> two b h n pair", two=2)
     turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
     return rearrange(turned, "b h n pair two -> b h n (pair two)").to(x.dtype)
 
 
 def resize_table(table: Tensor, old: Grid, new: Grid) -> Tensor:
     """A table (1, y·x, c) of one grid for another: bicubic with antialias, in full precision."""
-    cells = rearrange(table.float(), "one (y x) c -> one c y x", y=old[0])
+    cells = rearrange(full_precision(table), "one (y x) c -> one c y x", y=old[0])
     cells = F.interpolate(cells, size=new, mode="bicubic", antialias=True)
     return rearrange(cells, "one c y x -> one (y x) c").to(table.dtype)
 

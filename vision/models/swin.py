@@ -123,8 +123,6 @@ class SwinBlock(nn.Module):
     """Pre-norm block: window attention, then MLP, each on a residual branch."""
 
     attention_class: type[nn.Module] = WindowAttention
-    static: Tensor | None = None
-    """Bias and mask at the configured size, while `static_bias` holds them."""
 
     def __init__(
         self,
@@ -136,6 +134,8 @@ class SwinBlock(nn.Module):
         drop_path: float,
     ) -> None:
         super().__init__()
+        self.static: Tensor | None = None
+        """Bias and mask at the configured size, while `static_bias` holds them."""
         self.norm1 = nn.LayerNorm(width, eps=config.norm_eps)
         self.attn: Any = self.attention_class(config, width, heads, stage, window)
         self.norm2 = nn.LayerNorm(width, eps=config.norm_eps)

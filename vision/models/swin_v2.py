@@ -14,7 +14,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vision.models.configs import SwinV2Config
-from vision.models.layers import Derived, Grid
+from vision.models.layers import Derived, Grid, full_precision
 from vision.models.swin import Swin, SwinBlock, WindowAttention
 from vision.models.windows import relative_index
 
@@ -49,7 +49,7 @@ class WindowAttentionV2(WindowAttention):
         if self.cpb_mlp is None:
             return mask
         index, offsets = self.relative(self.window)
-        return self._by_pair(16 * self.cpb_mlp(offsets).float().sigmoid(), index, mask)
+        return self._by_pair(16 * full_precision(self.cpb_mlp(offsets)).sigmoid(), index, mask)
 
     def init_positions(self, generator: torch.Generator) -> None:
         """Biases at zero, scale at 10; the position network is drawn with all other layers."""
@@ -76,9 +76,9 @@ class WindowAttentionV2(WindowAttention):
 
         One pass over queries and keys together; the scale is folded into the queries' norms.
         """
-        vectors = rearrange(qk.float(), "b n (g d) -> b n g d", g=2 * self.heads)
+        vectors = rearrange(full_precision(qk), "b n (g d) -> b n g d", g=2 * self.heads)
         length = vectors.norm(dim=-1, keepdim=True).clamp_min(1e-12)
-        log_scale = self.logit_scale.float().view(-1, 1).clamp(max=math.log(100))
+        log_scale = full_precision(self.logit_scale).view(-1, 1).clamp(max=math.log(100))
         shorter = F.pad(-log_scale, (0, 0, 0, self.heads)).exp()  # 1 for keys
         return (vectors / (length * shorter)).to(qk.dtype)
 
