@@ -232,8 +232,12 @@ def _print(result: Any) -> None:
         print(json.dumps(result, indent=1))
         return
     from rich.console import Console
+    from rich.measure import Measurement
 
-    Console().print(result)
+    # As wide as the result needs: a table in a narrow window must not lose digits.
+    console = Console()
+    needed = Measurement.get(console, console.options.update(max_width=1000), result).maximum
+    Console(width=max(console.width, needed)).print(result)
 
 
 COMMANDS = {
