@@ -104,12 +104,15 @@ CHOICES: dict[str, tuple[Grid, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("choice", CHOICES)
+# timm's Swin V2 gives NaN at windows of one token.
+PAIRS = [
+    (v, c) for c in CHOICES for v in VERSIONS if (v, c) != ("swinv2_tiny", "window of one token")
+]
+
+
+@pytest.mark.parametrize(("version", "choice"), PAIRS)
 def test_swin_with_a_choice_that_timm_has_equals_timm(version: str, choice: str) -> None:
     size, theirs, changes = CHOICES[choice]
-    if version == "swinv2_tiny" and choice == "window of one token":
-        pytest.skip("timm's Swin V2 gives NaN at window 1")
     peer = timm_swin(version, size, **theirs)
     ours = counterpart(peer, size, version, **(SMALL_SWIN | changes))
     assert_equal(ours, peer, from_timm, pictures(2, 3, *size))
