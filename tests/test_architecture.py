@@ -86,14 +86,14 @@ def yaml_files() -> list[Path]:
 @pytest.mark.parametrize("file", yaml_files(), ids=lambda f: str(f.relative_to(CONFIGS)))
 def test_yaml_file_composes_and_parses(file: Path) -> None:
     """A root file is a command's; a file in a group is a choice of the commands that have it."""
-    group = file.parent.relative_to(CONFIGS).as_posix()
-    if group == ".":
-        check(file.stem)
+    group, _, choice = file.relative_to(CONFIGS).with_suffix("").as_posix().partition("/")
+    if not choice:
+        check(group)
         return
     users = ["train"] if group in WHOLE_RUNS else users_of(group)
     assert users, f"no command has a setting '{group}'"
     for command in users:
-        check(command, f"{group}={file.stem}")
+        check(command, f"{group}={choice}")
 
 
 WHOLE_RUNS = ("recipe", "experiment")

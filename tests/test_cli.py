@@ -56,6 +56,13 @@ def test_command_with_mistake_exits_2_with_one_message_and_without_torch(words: 
     assert output.strip() == "LOADED []"
 
 
+def test_command_with_unknown_choice_of_an_optional_group_exits_2() -> None:
+    code, output, error = vision("train", "experiment=deit_tinny")
+    assert code == 2
+    assert "experiment=deit_tinny: there is no such choice. Did you mean 'deit_tiny'?" in error
+    assert output.strip() == "LOADED []"
+
+
 def test_command_with_typo_in_yaml_file_names_it_like_one_on_the_command_line(
     tmp_path: Path,
 ) -> None:

@@ -152,9 +152,14 @@ def _lenient(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
         key = override.key_or_group
         if key.partition(".")[0] == "hydra" or key.startswith("hydra/"):
             raise ConfigError(f"{word}: settings of Hydra itself are not for this command.")
-        group = any((folder / key).is_dir() for folder in (CONFIGS, *folders))
-        if group and not override.is_delete() and not isinstance(override.value(), str):
-            raise ConfigError(unknown_choice(f"{key}/{word.partition('=')[2]}", folders))
+        places = (CONFIGS, *folders)
+        group = any((place / key).is_dir() for place in places)
+        if group and not override.is_delete():
+            # Hydra itself would pass over an unknown choice of an optional group in silence.
+            choice = override.value() if isinstance(override.value(), str) else ""
+            file = f"{choice.removesuffix('.yaml')}.yaml"
+            if not any((place / key / file).is_file() for place in places):
+                raise ConfigError(unknown_choice(f"{key}/{word.partition('=')[2]}", folders))
         line = override.input_line
         lenient.append(line if group or override.is_delete() else "++" + line.lstrip("+"))
     return lenient

@@ -24,14 +24,14 @@ def choices(folders: Sequence[Path] = ()) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for folder in (CONFIGS, *folders):
         for file in sorted(folder.glob("*/**/*.yaml")):
-            group = file.parent.relative_to(folder).as_posix()
-            found.setdefault(group, {})[file.stem] = _first_comment(file)
+            group, _, choice = file.relative_to(folder).with_suffix("").as_posix().partition("/")
+            found.setdefault(group, {})[choice] = _first_comment(file)
     return found
 
 
 def unknown_choice(file: str, folders: Sequence[Path]) -> str:
     """What to say of `group/choice` where there is no such file."""
-    group, _, choice = file.removesuffix(".yaml").rpartition("/")
+    group, _, choice = file.removesuffix(".yaml").partition("/")
     known = choices(folders).get(group)
     if not known:
         return f"there is no group of settings '{group}'. {suggest(group, choices(folders))}"
