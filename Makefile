@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: train test test-all test-gpu lint format benchmark clean
+.PHONY: train test test-all test-gpu browser lint format benchmark clean
 
 train: .venv/.installed   ## train on the embedded data set, then evaluate; ARGS="setting=value ..."
 	$(BIN)/python train.py $(ARGS)
@@ -17,6 +17,16 @@ test-all: .venv/.installed  ## also what takes minutes: inductor, kills, fuzzing
 
 test-gpu: .venv/.installed  ## what needs a CUDA device
 	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+browser:  ## Chromium for the tests of the attention page, which skip without it
+	@if command -v chromium >/dev/null || command -v chromium-headless-shell >/dev/null; then \
+		echo "Chromium is there."; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium \
+			|| echo "Chromium could not be installed; the tests of the attention page skip."; \
+	else \
+		echo "Install chromium for the tests of the attention page, e.g. sudo apt-get install chromium; without it they skip."; \
+	fi
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

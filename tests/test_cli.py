@@ -32,7 +32,7 @@ MISTAKES = {
     "model.depth=-1": "model.depth: should be greater than or equal to 1, found -1.",
     "model=vit_tinny": "model=vit_tinny: there is no such choice. Did you mean 'vit_tiny'?",
     "model=null": "model=null: there is no such choice.",
-    "model.pool=men": "model.pool: should be 'class_token' or 'mean', found \"men\".",
+    "model.pool=men": "pool: should be 'class_token', 'mean' or 'class_token_and_mean', found",
     "model.heads=5": "model: heads = 5 does not divide width = 768.",
     "model.window=7": "model.window: there is no such setting. This kind of model has:",
     "model=swin_tiny model.depths=[2,2,6]": "depths has 3 [2, 2, 6], heads has 4 [3, 6, 12, 24].",

@@ -7,8 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vision.checkpoints.load import load_weights
     from vision.config import ConfigError, parse
     from vision.data.build import build_source
+    from vision.inference.load import load
     from vision.models.build import build_model
     from vision.models.cost import cost
     from vision.models.swin import static_bias
@@ -20,11 +22,22 @@ _HOMES = {
     "parse": "vision.config",
     "build_source": "vision.data.build",
     "build_model": "vision.models.build",
+    "load": "vision.inference.load",
+    "load_weights": "vision.checkpoints.load",
     "cost": "vision.models.cost",
     "static_bias": "vision.models.swin",
 }
 
-__all__ = ["ConfigError", "build_model", "build_source", "cost", "parse", "static_bias"]
+__all__ = [
+    "ConfigError",
+    "build_model",
+    "build_source",
+    "cost",
+    "load",
+    "load_weights",
+    "parse",
+    "static_bias",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -62,7 +62,8 @@ def _dispatch(words: list[str]) -> int:
         return _multirun(name, overrides, folders, only_show="--cfg" in flags)
     values, chosen = compose(name, overrides, folders)
     if command.paths is not None:
-        values[command.paths] = [*values[command.paths], *paths]
+        given = values[command.paths]
+        values[command.paths] = [*([given] if isinstance(given, str) else given), *paths]
     config = parse(command.config, values)
     if "--cfg" in flags:
         print(_yaml(values), end="")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from vision.checkpoints.configs import ConvertConfig
 from vision.config import Config, ConfigError, Count, PositiveInt
 from vision.data.configs import (
     AugmentConfig,
@@ -16,7 +17,10 @@ from vision.data.configs import (
     PreprocessConfig,
 )
 from vision.evaluation.configs import EvalConfig
-from vision.models.configs import ModelConfig
+from vision.inference.configs import ExportConfig, PredictConfig
+from vision.inspection.configs import VisualizeConfig
+from vision.models.configs import AutoModelConfig, ModelChoice
+from vision.terminal import print_wide
 from vision.training.configs import TrainConfig
 
 if TYPE_CHECKING:
@@ -46,8 +50,10 @@ class Command:
 class InfoConfig(Config):
     """What `vision info` is asked about."""
 
-    model: ModelConfig
+    model: ModelChoice
     data: DataConfig
+    init: str | None
+    """Weights of any kind: says what they are, and of which model, instead."""
     format: Literal["table", "json"]
     """A table for people, or JSON for programs."""
 
@@ -89,9 +95,32 @@ def _info(config: InfoConfig, chosen: Choices) -> int:
     from vision.data.build import describe
     from vision.models.cost import as_dict, cost, table
 
+    if config.init is not None:
+        return _info_of_weights(config.init, config)
+    if isinstance(config.model, AutoModelConfig):
+        raise ConfigError("model=auto: the model is told by weights; give init=…, or name a model.")
     spec = describe(config.data)
     result = cost(config.model, spec.image_size, spec.channels, spec.number_of_classes)
     _print(as_dict(result) if config.format == "json" else table(result))
+    return 0
+
+
+def _info_of_weights(source: str, config: InfoConfig) -> int:
+    from rich.console import Console
+
+    from vision.checkpoints.infer import infer_model
+    from vision.checkpoints.source import open_source
+    from vision.models.cost import as_dict, cost, table
+
+    chosen = config.model.given() if isinstance(config.model, AutoModelConfig) else {}
+    opened = open_source(source)
+    inferred = infer_model(opened, **chosen)
+    result = cost(inferred.config, inferred.image_size, inferred.channels, inferred.classes)
+    if config.format == "json":
+        _print({"source": opened.name, **inferred.as_dict(), "cost": as_dict(result)})
+        return 0
+    Console().print(inferred.table(opened.name))
+    print_wide(table(result))
     return 0
 
 
@@ -214,15 +243,72 @@ def _compare(config: CompareConfig, chosen: Choices) -> int:
 
 
 def _eval(config: EvalConfig, chosen: Choices) -> int:
-    from vision.evaluation.command import evaluate_checkpoint
+    from vision.evaluation.command import Processes, evaluate_checkpoints
+    from vision.evaluation.tables import tables
     from vision.training.distributed import world
 
-    with world(config.device) as processes:
-        result = evaluate_checkpoint(
-            config, processes.device, processes.rank, processes.size, processes.sum
-        )
-        if processes.main:
-            _print(result.as_dict() if config.format == "json" else result.table())
+    with world(config.device) as run:
+        report = evaluate_checkpoints(config, Processes(run.device, run.rank, run.size, run.sum))
+        if report is not None:
+            _print(report.as_dict(matrices=False) if config.format == "json" else tables(report))
+    return 0
+
+
+def _convert(config: ConvertConfig, chosen: Choices) -> int:
+    from vision.checkpoints.convert import convert
+
+    given = config.model_dump(include={"heads", "window", "pretrained_window"})
+    result = convert(
+        config.source,
+        config.format,
+        config.output,
+        weights=config.weights,
+        trained_size=config.trained_size,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    for note in result.notes:
+        print(f"note: {note}", file=sys.stderr)
+    names = ", ".join(str(file) for file in result.files)
+    print(f"{result.tensors} tensors, {result.layout} → {result.format}: {names}")
+    return 0
+
+
+def _predict(config: PredictConfig, chosen: Choices) -> int:
+    from vision.inference.load import load
+    from vision.inference.predict import run
+    from vision.training.distributed import pick_device
+
+    device = pick_device(config.device)
+    return run(
+        load(
+            config.checkpoint, weights=config.weights, image_size=config.image_size, device=device
+        ),
+        config,
+    )
+
+
+def _visualize(config: VisualizeConfig, chosen: Choices) -> int:
+    from vision.inference.load import load
+    from vision.inference.visualize import run
+    from vision.training.distributed import pick_device
+
+    device = pick_device(config.device)
+    size = config.image_size
+    loaded = [
+        load(place, weights=config.weights, image_size=size, device=device)
+        for place in config.checkpoint
+    ]
+    return run(loaded, config)
+
+
+def _export(config: ExportConfig, chosen: Choices) -> int:
+    from vision.inference.export import export
+    from vision.inference.load import load
+
+    loaded = load(config.checkpoint, weights=config.weights, image_size=config.image_size)
+    result = export(loaded, config)
+    print(f"{result.file}: run and compared with the model,", end=" ")
+    print(f"largest difference of a probability {result.difference:.1e}.")
     return 0
 
 
@@ -231,13 +317,7 @@ def _print(result: Any) -> None:
     if isinstance(result, dict):
         print(json.dumps(result, indent=1))
         return
-    from rich.console import Console
-    from rich.measure import Measurement
-
-    # As wide as the result needs: a table in a narrow window must not lose digits.
-    console = Console()
-    needed = Measurement.get(console, console.options.update(max_width=1000), result).maximum
-    Console(width=max(console.width, needed)).print(result)
+    print_wide(result)
 
 
 COMMANDS = {
@@ -249,7 +329,18 @@ COMMANDS = {
     ),
     "prepare": Command("write a data set as resized tar shards", PrepareConfig, _prepare),
     "train": Command("train a model, or go on with a run", TrainConfig, _train, _sweep),
-    "eval": Command("evaluate a checkpoint", EvalConfig, _eval),
+    "eval": Command("evaluate checkpoints, alone or side by side", EvalConfig, _eval),
+    "predict": Command("what a model says of pictures", PredictConfig, _predict, paths="images"),
+    "visualize": Command(
+        "where models look, as figures, numbers and pages, and how true these are",
+        VisualizeConfig,
+        _visualize,
+        paths="images",
+    ),
+    "export": Command(
+        "a checkpoint as ONNX, as a torch program or as weights", ExportConfig, _export
+    ),
+    "convert": Command("weights in the files of another library", ConvertConfig, _convert),
     "compare": Command(
         "runs side by side, with mean and deviation over seeds",
         CompareConfig,

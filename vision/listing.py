@@ -15,6 +15,7 @@ LISTINGS = {
     "augmentations": "augment",
     "recipes": "recipe",
     "experiments": "experiment",
+    "weights": "model",
 }
 """What `vision list` can list, and the folder of YAML files that it is."""
 
@@ -46,11 +47,21 @@ def listing(words: Sequence[str]) -> str:
     if what not in LISTINGS or len(words) > 1:
         usage = f"usage: vision list {'|'.join(LISTINGS)}"
         raise ConfigError(f"{suggest(what, LISTINGS)} {usage}".strip())
-    found = choices().get(LISTINGS[what], {})
+    found = _weights() if what == "weights" else choices().get(LISTINGS[what], {})
     if not found:
         return f"There are no {what} yet."
     width = max(map(len, found))
     return "\n".join(f"{name:{width}}  {line}" for name, line in sorted(found.items()))
+
+
+def _weights() -> dict[str, str]:
+    """The published weights that `init=pretrained` takes, by model."""
+    found = {}
+    for file in sorted(CONFIGS.glob("model/*.yaml")):
+        names = (line.removeprefix("pretrained: ") for line in file.read_text().splitlines())
+        named = [name for name in names if name.startswith(("timm:", "hf:")) and "$" not in name]
+        found.update(dict.fromkeys([file.stem] if named else [], *named))
+    return found
 
 
 def overview(summaries: Mapping[str, str]) -> str:

@@ -101,7 +101,7 @@ def test_claim_of_a_huge_header_takes_no_memory(length: int, tmp_path: Path) -> 
         (b'"dtype":"F16"', b'"dtype":"F17"'),
         (b'{\\"tied\\":\\"weight\\"}', b'{\\"tied\\":\\"height\\"}'),
         (b'{\\"turned\\":[1,0]}', b'{\\"turned\\":[1,1]}'),
-        (b'\\"format\\":1', b'\\"format\\":0'),
+        (b'\\"format\\":2', b'\\"format\\":0'),
         (b'"record":', b'"recent":'),
     ],
 )

@@ -25,8 +25,9 @@ from vision.checkpoints.native import (
     read_record,
     write_checkpoint,
 )
+from vision.cli import compose
 
-BESIDE = {"format": 1, "version": __version__}
+BESIDE = {"format": record_module.FORMAT, "version": __version__}
 """What the writer adds to every record."""
 
 
@@ -261,7 +262,9 @@ def test_record_of_an_older_format_is_upgraded_step_by_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.safetensors"
-    write_checkpoint(path, {"a": torch.ones(1)}, {"iteration": 5})
+    with monkeypatch.context() as earlier:
+        earlier.setattr(record_module, "FORMAT", 1)
+        write_checkpoint(path, {"a": torch.ones(1)}, {"iteration": 5})
     monkeypatch.setattr(record_module, "FORMAT", 3)
     upgrades = {
         1: lambda record: {"step": record["iteration"]},
@@ -277,6 +280,18 @@ def test_record_of_an_older_format_is_upgraded_step_by_step(
 
 def test_every_older_format_has_an_upgrade() -> None:
     assert set(record_module.UPGRADES) == set(range(1, record_module.FORMAT))
+
+
+def test_vit_of_the_first_format_is_still_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    today = compose("info", ["model=vit_tiny"])[0]["model"]
+    older = {k: v for k, v in today.items() if k not in ("distillation_token", "mlp")}
+    path = tmp_path / "a.safetensors"
+    with monkeypatch.context() as earlier:
+        earlier.setattr(record_module, "FORMAT", 1)
+        write_checkpoint(path, {}, {"config": {"model": older, "seed": 3}})
+    assert read_record(path)["config"] == {"model": today, "seed": 3}
 
 
 def test_format_of_the_future_names_the_version_that_is_needed(

@@ -96,9 +96,9 @@ def test_open_latest_does_not_go_back_past_a_newer_format(
 ) -> None:
     store(tmp_path, 1)
     with monkeypatch.context() as later:
-        later.setattr(record_module, "FORMAT", 2)
+        later.setattr(record_module, "FORMAT", 9)
         store(tmp_path, 2)
-    with pytest.raises(NewerFormatError, match="format 2"):
+    with pytest.raises(NewerFormatError, match="format 9"):
         open_latest(tmp_path)
 
 

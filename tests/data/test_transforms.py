@@ -170,10 +170,9 @@ def test_random_resized_crop_has_the_distribution_of_torchvision() -> None:
     drawn = [reference.make_params([image]) for _ in range(6000)]
     theirs = np.array([[d["top"], d["left"], d["height"], d["width"]] for d in drawn])
     for column in range(4):
-        gap = np.quantile(ours[:, column], np.linspace(0, 1, 21)) - np.quantile(
-            theirs[:, column], np.linspace(0, 1, 21)
-        )
-        assert np.abs(gap).max() < 14
+        shares = np.linspace(0.05, 0.95, 19)  # the extremes of a sample are noise
+        gap = np.quantile(ours[:, column], shares) - np.quantile(theirs[:, column], shares)
+        assert np.abs(gap).max() < 10
 
 
 @pytest.mark.parametrize(("height", "width"), [(10, 1000), (1000, 10), (1, 1), (1, 50), (2, 2)])

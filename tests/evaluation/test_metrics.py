@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 from sklearn import metrics as sklearn_metrics
 from torch import Tensor
 
-from vision.evaluation.metrics import Tally, empty_tally, merge, results, update
+from vision.evaluation.metrics import (
+    Tally,
+    class_metrics,
+    confused_pairs,
+    confusion_counts,
+    empty_tally,
+    merge,
+    results,
+    update,
+)
 
 CPU = torch.device("cpu")
 
@@ -172,3 +181,50 @@ def test_another_number_of_classes_is_refused() -> None:
         update(tally, *data(5, 7), torch.ones(5, dtype=torch.bool))
     with pytest.raises(ValueError, match="of 10 and of 7 classes"):
         merge(tally, empty_tally(7, CPU))
+
+
+# Classes and confusion --------------------------------------------------------------------------
+
+
+def answers(samples: int = 400, classes: int = 7) -> tuple[Tensor, Tensor]:
+    logits, labels = data(samples, classes)
+    return labels, logits.argmax(1)
+
+
+def test_confusion_counts_equal_scikit_learns() -> None:
+    labels, predicted = answers()
+    found = np.zeros((9, 9), dtype=int)  # two classes that never occur
+    counts = confusion_counts(labels, predicted, 9).numpy()
+    found[counts[:, 0], counts[:, 1]] = counts[:, 2]
+    expected = sklearn_metrics.confusion_matrix(labels, predicted, labels=range(9))
+    assert np.array_equal(found, expected)
+    assert len(counts) == np.count_nonzero(expected)
+
+
+def test_metrics_of_classes_equal_scikit_learns() -> None:
+    labels, predicted = answers()
+    found = class_metrics(confusion_counts(labels, predicted, 7), 7)
+    precision, recall, f1, support = sklearn_metrics.precision_recall_fscore_support(
+        labels, predicted, labels=range(7)
+    )
+    assert [row.pictures for row in found] == support.tolist()
+    assert [row.recall for row in found] == pytest.approx(recall.tolist())
+    assert [row.precision for row in found] == pytest.approx(precision.tolist())
+    assert [row.f1 for row in found] == pytest.approx(f1.tolist())
+
+
+def test_class_without_pictures_or_answers_has_no_such_share() -> None:
+    confusion = confusion_counts(torch.tensor([0, 0, 1]), torch.tensor([0, 2, 2]), 4)
+    right, never_named, only_named, neither = class_metrics(confusion, 4)
+    assert (right.recall, right.precision) == (0.5, 1.0)
+    assert (never_named.recall, never_named.precision, never_named.f1) == (0.0, None, 0.0)
+    assert (only_named.recall, only_named.precision, only_named.f1) == (None, 0.0, 0.0)
+    assert (neither.recall, neither.precision, neither.f1) == (None, None, None)
+
+
+def test_confused_pairs_are_the_most_frequent_mistakes_in_order() -> None:
+    labels = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2])
+    predicted = torch.tensor([1, 1, 0, 2, 1, 0, 0, 0, 1])
+    confusion = confusion_counts(labels, predicted, 3)
+    assert confused_pairs(confusion, 3) == [(2, 0, 3), (0, 1, 2), (1, 2, 1)]
+    assert confused_pairs(confusion_counts(labels, labels, 3), 5) == []

@@ -20,8 +20,8 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def model_names() -> list[str]:
-    """The name of every YAML in configs/model."""
-    return sorted(path.stem for path in (CONFIGS / "model").glob("*.yaml"))
+    """The name of every YAML in configs/model that describes a model itself."""
+    return sorted(p.stem for p in (CONFIGS / "model").glob("*.yaml") if p.stem != "auto")
 
 
 @cache
@@ -29,7 +29,8 @@ def _composed(name: str) -> Any:
     with initialize_config_dir(str(CONFIGS), version_base=None):
         values = OmegaConf.to_container(compose(f"model/{name}"))
     assert isinstance(values, dict)
-    return values["model"]
+    # Where to find weights is no part of a model: those that differ in it alone are the same.
+    return {key: value for key, value in values["model"].items() if key != "pretrained"}
 
 
 def model_values(name: str, /, **changes: Any) -> dict[str, Any]:

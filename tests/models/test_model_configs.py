@@ -56,7 +56,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "number in words": ("vit_base", {"depth": "twelve"}, ["depth", '"twelve"', "integer"]),
     "number as text": ("vit_base", {"depth": "12"}, ["depth", '"12"', "integer"]),
     "negative number": ("vit_base", {"depth": -1}, ["depth", "-1", "greater than or equal to 1"]),
-    "unknown choice": ("vit_base", {"pool": "men"}, ["pool", '"men"', "'class_token' or 'mean'"]),
+    "unknown choice": ("vit_base", {"pool": "men"}, ["pool", '"men"', "'class_token', 'mean' or"]),
     "unknown positions": (
         "vit_base",
         {"positions": "relative"},

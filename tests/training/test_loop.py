@@ -31,7 +31,9 @@ def plain_losses(config: TrainConfig, steps: int) -> list[float]:
     decayed = [p for n, p in model.named_parameters() if n not in model.no_weight_decay()]
     others = [p for n, p in model.named_parameters() if n in model.no_weight_decay()]
     optimizer = torch.optim.AdamW(
-        [{"params": decayed}, {"params": others, "weight_decay": 0.0}], weight_decay=0.05
+        [{"params": decayed}, {"params": others, "weight_decay": 0.0}],
+        betas=(0.9, 0.99),
+        weight_decay=0.05,
     )
     recipe = Recipe(preprocess, config.augment, config.seed, 10**6, "raise")
     loader = Loader(source, recipe, config.loader, 0)

@@ -12,11 +12,21 @@ from vision.checkpoints.errors import CheckpointError, NewerFormatError
 
 Record = dict[str, Any]
 
-FORMAT = 1
+FORMAT = 2
 """Number of the format that is written. Raise it with every change of a record that this version
 or the one before could not read, and add an upgrade from the number before.
 """
-UPGRADES: dict[int, Callable[[Record], Record]] = {}
+
+
+def _add_vit_variants(record: Record) -> Record:
+    """1 → 2: a ViT may have a distillation token and another MLP, which none had before."""
+    model = record["config"]["model"]
+    if model["kind"] == "vit":
+        model = {**model, "distillation_token": False, "mlp": "gelu"}
+    return {**record, "config": {**record["config"], "model": model}}
+
+
+UPGRADES: dict[int, Callable[[Record], Record]] = {1: _add_vit_variants}
 """From format n to format n + 1, for every n below FORMAT."""
 
 

@@ -70,7 +70,7 @@ def decode(
 
 
 def open_picture(
-    picture: Picture,
+    picture: Picture | Image.Image,
     channels: int,
     name: str,
     max_pixels: int = DEFAULT_MAX_PIXELS,
@@ -80,6 +80,8 @@ def open_picture(
     with _named_errors(name):
         if isinstance(picture, np.ndarray):
             pixels = _array_pixels(picture, channels)
+        elif isinstance(picture, Image.Image):
+            pixels = _flatten(ImageOps.exif_transpose(picture), channels)
         elif not picture:
             raise ValueError("the file is empty (0 bytes).")
         else:

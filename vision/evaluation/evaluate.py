@@ -37,7 +37,7 @@ def evaluate(
     layout = torch.channels_last if channels_last else torch.contiguous_format
     tally = empty_tally(classes, device)
     # Not inference_mode: what FSDP allocates in it cannot be used for training any more.
-    with evaluation_mode(model), torch.no_grad(), _biases_once(model):
+    with evaluation_mode(model), torch.no_grad(), biases_once(model):
         for batch in batches:
             images = normalize(batch.images.to(device, non_blocking=True))
             with torch.autocast(device.type, PRECISIONS[precision], precision != "fp32"):
@@ -50,7 +50,7 @@ def evaluate(
     return results(tally)
 
 
-def _biases_once(model: nn.Module) -> AbstractContextManager[None]:
+def biases_once(model: nn.Module) -> AbstractContextManager[None]:
     """`static_bias`, unless weights are spread over devices: only a forward pass gathers them."""
     spread = any(isinstance(parameter, DTensor) for parameter in model.parameters())
     return nullcontext() if spread else static_bias(model)

@@ -4,6 +4,7 @@ Batches, workers and processes may divide an evaluation in any way; the sums sta
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -98,3 +99,55 @@ def results(tally: Tally) -> dict[str, float]:
         "macro_f1": float(f1.mean()),
         "samples": count,
     }
+
+
+def confusion_counts(labels: Tensor, predicted: Tensor, classes: int) -> Tensor:
+    """(actual, predicted, pictures) of every pair of classes that occurs: int64 (pairs, 3).
+
+    The whole matrix of 20,000 classes would take gigabytes; no more of it is filled than there are
+    pictures.
+    """
+    pairs, counts = (labels * classes + predicted).unique(return_counts=True)
+    return torch.stack([pairs // classes, pairs % classes, counts], dim=1)
+
+
+class ClassMetrics(NamedTuple):
+    """How well one class is recognised; None where there is nothing to divide by."""
+
+    pictures: int
+    predicted: int
+    """Pictures that were taken for this class, rightly or not."""
+    recall: float | None
+    """Of its pictures, the share that was recognised: the accuracy within the class."""
+    precision: float | None
+    """Of the pictures taken for it, the share that shows it."""
+    f1: float | None
+    """Harmonic mean of both; 0 where one of them is 0 or does not exist."""
+
+
+def class_metrics(confusion: Tensor, classes: int) -> list[ClassMetrics]:
+    """The metrics of every class, from what `confusion_counts` gives."""
+    actual, predicted, counts = confusion.unbind(1)
+
+    def by_class(place: Tensor, pictures: Tensor) -> list[int]:
+        return torch.zeros(classes, dtype=torch.int64).index_add_(0, place, pictures).tolist()
+
+    right = by_class(actual, counts.where(actual == predicted, 0))
+    rows = zip(right, by_class(actual, counts), by_class(predicted, counts), strict=True)
+    return [
+        ClassMetrics(
+            pictures=shown,
+            predicted=named,
+            recall=hits / shown if shown else None,
+            precision=hits / named if named else None,
+            f1=2 * hits / (shown + named) if shown + named else None,
+        )
+        for hits, shown, named in rows
+    ]
+
+
+def confused_pairs(confusion: Tensor, most: int) -> list[tuple[int, int, int]]:
+    """(actual, predicted, pictures) of the most frequent mistakes, the most frequent first."""
+    mistakes = confusion[confusion[:, 0] != confusion[:, 1]]
+    order = mistakes[:, 2].argsort(descending=True, stable=True)[:most]
+    return [(row[0], row[1], row[2]) for row in mistakes[order].tolist()]

@@ -5,6 +5,7 @@ windows · t tokens of a window · c width of a token · y, x rows and columns o
 """
 
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,15 @@ from torch import Tensor
 
 Observer = Callable[[Tensor], Tensor]
 """Is given the attention weights (b h n m) of a forward pass and returns those to go on with."""
+
+
+@runtime_checkable
+class Checker(Protocol):
+    """What an observer may also do: compare both paths on the same queries, keys and values."""
+
+    def check(self, explicit: Tensor, fused: Callable[[], Tensor]) -> None:
+        """Is given the output (b h n d) of the explicit path, and a way to that of the fused."""
+        ...
 
 
 def attention(
@@ -36,11 +46,10 @@ def attention(
     """
     if observer is not None or learns_on_cpu(bias):
         out = _explicit(q, k, v, bias, scale, dropout, observer)
+        if isinstance(observer, Checker):
+            observer.check(out, lambda: _fused(q, k, v, bias, scale, dropout))
     else:
-        if bias is not None and bias.shape[0] > 1:
-            bias = repeat(bias, "w h n m -> (b w) h n m", b=q.shape[0] // bias.shape[0])
-        mask = None if bias is None else bias.to(q.dtype)
-        out = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout, scale=scale)
+        out = _fused(q, k, v, bias, scale, dropout)
     return rearrange(out, "b h n d -> b n (h d)")
 
 
@@ -49,6 +58,15 @@ def learns_on_cpu(bias: Tensor | None) -> bool:
     if bias is None or not torch.is_grad_enabled():
         return False
     return bias.requires_grad and bias.device.type == "cpu"
+
+
+def _fused(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: float
+) -> Tensor:
+    if bias is not None and bias.shape[0] > 1:
+        bias = repeat(bias, "w h n m -> (b w) h n m", b=q.shape[0] // bias.shape[0])
+    mask = None if bias is None else bias.to(q.dtype)
+    return F.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout, scale=scale)
 
 
 def _explicit(

@@ -5,7 +5,7 @@ from typing import Any
 import timm
 import torch
 from timm.models import group_parameters
-from torch import Tensor
+from torch import Tensor, nn
 
 from vision.config import ConfigError, suggest
 from vision.models.configs import TimmConfig
@@ -39,6 +39,17 @@ class TimmModel(Classifier):
     def forward_head(self, features: Tensor) -> Tensor:
         """Features → logits (b classes)"""
         return self.model.forward_head(features)
+
+    def pool(self, features: Tensor) -> Tensor:
+        """Features → what timm's classifying layer takes (b c)"""
+        return self.model.forward_head(features, pre_logits=True)
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """Pooled features (b c) → logits (b classes)"""
+        head = self.model.get_classifier()
+        if not isinstance(head, nn.Module):
+            raise ConfigError(f"model.name: {self.config.name} has no single layer as its head.")
+        return head(pooled)
 
     def layer_of(self, parameter: str) -> int:
         """As timm groups its parameters; without such groups all are one layer."""

@@ -25,7 +25,7 @@ class AttentionCost:
     patches: int
     """Entries between patches alone."""
     tokens: int
-    """Entries with prefix tokens: class token and registers."""
+    """Entries with prefix tokens: class token, distillation token and registers."""
     everywhere: int
     """Entries if every patch attended to every patch, as without Swin's windows."""
 
@@ -61,7 +61,7 @@ def vit_layers(config: ViTConfig, size: Grid, channels: int, classes: int) -> li
     """Embedding, blocks, norm and head of a ViT."""
     patch, c, h = pair(config.patch_size), config.width, config.heads
     grid = ceil_div(size[0], patch[0]), ceil_div(size[1], patch[1])
-    cells, prefix = grid[0] * grid[1], int(config.class_token) + config.registers
+    cells, prefix = grid[0] * grid[1], _class_tokens(config) + config.registers
     n = cells + prefix
     pixels = channels * patch[0] * patch[1]
     embedding = LayerCost(
@@ -105,12 +105,16 @@ def vit_layers(config: ViTConfig, size: Grid, channels: int, classes: int) -> li
 def _vit_positions(config: ViTConfig, cells: int) -> int:
     match config.positions:
         case "learned":
-            rows = cells + int(config.class_token and config.class_token_position)
+            rows = cells + (_class_tokens(config) if config.class_token_position else 0)
             return rows * config.width
         case "fourier":
             return linear(4 * FourierPositions.bands, config.width)
         case "sincos2d" | "rotary" | "none":
             return 0
+
+
+def _class_tokens(config: ViTConfig) -> int:
+    return int(config.class_token) + int(config.distillation_token)
 
 
 def _fourier_macs(config: ViTConfig, cells: int) -> int:
@@ -121,19 +125,20 @@ def _fourier_macs(config: ViTConfig, cells: int) -> int:
 
 def _vit_head(config: ViTConfig, n: int, classes: int) -> LayerCost:
     """The head needs its input, and with it the whole tensor that a class token is a view of."""
-    c = config.width
+    c, heads = config.width, 1 + int(config.distillation_token)
+    pooled = 2 * c if config.pool == "class_token_and_mean" else c
     if config.pool_norm == "before":
         kept = n * c + 2 * n
-        head_input = n * c if config.pool == "class_token" else c
+        head_input = n * c if config.pool == "class_token" else pooled
     else:
-        kept = (n * c if config.pool == "class_token" else c) + 2
-        head_input = c
+        kept = (n * c if config.pool == "class_token" else c) + 2 * heads
+        head_input = heads * c
     return LayerCost(
         name="norm and head",
         stage=None,
-        output=(classes or c,),
-        parameters=2 * c + (linear(c, classes) if classes else 0),
-        macs=c * classes,
+        output=(classes or pooled,),
+        parameters=2 * c + (heads * linear(pooled, classes) if classes else 0),
+        macs=heads * pooled * classes,
         activation_bytes=FLOAT * (kept + (head_input if classes else 0)),
     )
 
@@ -254,11 +259,18 @@ AnyConfig = ViTConfig | SwinConfig | SwinV2Config
 def _block_parameters(config: AnyConfig, c: int) -> int:
     """What all blocks have: qkv without its bias, projection, MLP and two norms."""
     hidden = int(c * config.mlp_ratio)
-    return 3 * c * c + linear(c, c) + linear(c, hidden) + linear(hidden, c) + 4 * c
+    gate = linear(c, hidden) if _gated(config) else 0
+    return 3 * c * c + linear(c, c) + linear(c, hidden) + linear(hidden, c) + gate + 4 * c
 
 
 def _block_macs(config: AnyConfig, n: int, c: int, keys: int) -> int:
-    return n * (4 * c * c + 2 * c * int(c * config.mlp_ratio)) + 2 * n * keys * c
+    layers = 3 if _gated(config) else 2
+    return n * (4 * c * c + layers * c * int(c * config.mlp_ratio)) + 2 * n * keys * c
+
+
+def _gated(config: AnyConfig) -> bool:
+    """Whether the MLP has a third layer, whose output gates the hidden one."""
+    return isinstance(config, ViTConfig) and config.mlp == "swiglu"
 
 
 def _fused(config: AnyConfig, learned_bias: bool) -> bool:
@@ -297,7 +309,9 @@ def _kept_by_block(config: AnyConfig, n: int, c: int, drop_path: float, attentio
     if config.checkpoint_activations:
         return n * c
     hidden = int(c * config.mlp_ratio)
-    kept = 4 * n * c + 4 * n + n * c + 2 * n * hidden + attention
+    # A gate is kept beside what it gates, before and after its SiLU.
+    perceptron = 4 * n * hidden if _gated(config) else 2 * n * hidden
+    kept = 4 * n * c + 4 * n + n * c + perceptron + attention
     if config.dropout:
         kept += 2 * n * c + n * hidden
     return kept + (2 if drop_path else 0)

@@ -26,7 +26,15 @@ class Classifier(nn.Module):
 
     def forward_head(self, features: Tensor) -> Tensor:
         """Features → logits (b classes)."""
+        return self.classify(self.pool(features))
+
+    def pool(self, features: Tensor) -> Tensor:
+        """Features → one vector per picture (b c), as the head takes it."""
         raise NotImplementedError
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """Pooled features (b c) → logits (b classes)."""
+        return self.head(pooled)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (b channels height width) → logits (b classes)."""

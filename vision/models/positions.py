@@ -16,20 +16,20 @@ from vision.models.layers import Derived, Grid, full_precision, trunc_normal
 
 
 class LearnedPositions(nn.Module):
-    """One learned vector per cell of the grid, and one for the class token if it has a row."""
+    """One learned vector per cell of the grid, and before them one for each token with a row."""
 
-    def __init__(self, grid: Grid, width: int, class_row: bool) -> None:
+    def __init__(self, grid: Grid, width: int, class_rows: int) -> None:
         super().__init__()
         self.grid = grid
-        self.class_rows = int(class_row)
+        self.class_rows = class_rows
         self.table = nn.Parameter(torch.empty(1, self.class_rows + grid[0] * grid[1], width))
 
     def forward(self, grid: Grid) -> Tensor:
-        """The table, resized to another grid where need be: (1, class row + y·x, c)."""
+        """The table, resized to another grid where need be: (1, class rows + y·x, c)."""
         if grid == self.grid:
             return self.table
-        class_row, cells = self.table[:, : self.class_rows], self.table[:, self.class_rows :]
-        return torch.cat([class_row, resize_table(cells, self.grid, grid)], dim=1)
+        class_rows, cells = self.table[:, : self.class_rows], self.table[:, self.class_rows :]
+        return torch.cat([class_rows, resize_table(cells, self.grid, grid)], dim=1)
 
     def init_weights(self, generator: torch.Generator) -> None:
         """Draw the table as BERT, ViT and DeiT do."""

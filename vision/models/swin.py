@@ -285,9 +285,9 @@ class Swin(Classifier):
         cells = pad_to_multiple(cells, shape.window)
         return rearrange(cells, "one c (wy h) (wx w) -> one (wy wx h w) c", h=h, w=w)
 
-    def forward_head(self, features: Tensor) -> Tensor:
-        """Tokens (b n c) → logits (b classes)"""
-        return self.head(features.mean(dim=1))
+    def pool(self, features: Tensor) -> Tensor:
+        """Tokens (b n c) → their mean (b c)"""
+        return features.mean(dim=1)
 
     def layer_of(self, parameter: str) -> int:
         """0: embedding; then block by block, a merging with the block after it; last: norm and

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vision.models.configs import SwinV2Config
 from vision.models.layers import Derived, Grid, full_precision
+from vision.models.lora import LoraLinear
 from vision.models.swin import Swin, SwinBlock, WindowAttention
 from vision.models.windows import relative_index
 
@@ -63,6 +64,8 @@ class WindowAttentionV2(WindowAttention):
         (no_k_bias,) = self.no_k_bias(self.q_bias.shape[0])
         qkv_bias = torch.cat([self.q_bias, no_k_bias, self.v_bias])
         qkv = F.linear(x, self.qkv.weight, qkv_bias)
+        if isinstance(self.qkv, LoraLinear):
+            qkv = qkv + self.qkv.added(x)
         qk, v = qkv.split([2 * x.shape[2], x.shape[2]], dim=2)
         q, k = rearrange(
             self._directions(qk), "b (w t) (two h) d -> two (b w) h t d", t=tokens, two=2

@@ -84,6 +84,22 @@ class LayerScale(nn.Module):
         return x * self.gamma
 
 
+class SwiGlu(nn.Module):
+    """A perceptron whose hidden layer is gated by a SiLU (Shazeer, 2020)."""
+
+    def __init__(self, width: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, 2 * hidden)
+        self.fc2 = nn.Linear(hidden, width)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b n c) → (b n c)"""
+        gate, x = self.fc1(x).chunk(2, dim=-1)
+        x = F.dropout(F.silu(gate) * x, self.dropout, self.training)
+        return F.dropout(self.fc2(x), self.dropout, self.training)
+
+
 class Block(nn.Module):
     """Pre-norm encoder block: attention, then MLP, each on a residual branch."""
 
@@ -94,7 +110,8 @@ class Block(nn.Module):
         self.attn = Attention(config)
         self.ls1 = nn.Identity() if scale is None else LayerScale(width, scale)
         self.norm2 = nn.LayerNorm(width, eps=config.norm_eps)
-        self.mlp = Mlp(width, int(width * config.mlp_ratio), config.dropout)
+        perceptron = SwiGlu if config.mlp == "swiglu" else Mlp
+        self.mlp = perceptron(width, int(width * config.mlp_ratio), config.dropout)
         self.ls2 = nn.Identity() if scale is None else LayerScale(width, scale)
         self.drop_path = DropPath(drop_path)
 
@@ -109,7 +126,7 @@ class ViT(Classifier):
     tokens.
     """
 
-    undecayed = frozenset({"cls_token", "reg_token", "table"})
+    undecayed = frozenset({"cls_token", "dist_token", "reg_token", "table"})
 
     def __init__(self, config: ViTConfig, image_size: Grid, channels: int, classes: int) -> None:
         super().__init__()
@@ -117,23 +134,27 @@ class ViT(Classifier):
         width = config.width
         self.patch_embed = PatchEmbed(channels, width, pair(config.patch_size))
         self.grid = self.patch_embed.grid(image_size)
-        self.cls_token = nn.Parameter(torch.empty(1, 1, width)) if config.class_token else None
-        self.reg_token = (
-            nn.Parameter(torch.empty(1, config.registers, width)) if config.registers else None
-        )
-        self.prefix = int(config.class_token) + config.registers
+        self.cls_token = _tokens(int(config.class_token), width)
+        self.dist_token = _tokens(int(config.distillation_token), width)
+        self.reg_token = _tokens(config.registers, width)
+        self.prefix = int(config.class_token) + int(config.distillation_token) + config.registers
         self.positions = self._positions()
         rates = drop_path_rates(config.drop_path, config.drop_path_schedule, config.depth)
         self.blocks = nn.ModuleList(Block(config, rate) for rate in rates)
         self.norm = nn.LayerNorm(width, eps=config.norm_eps)
-        self.head: nn.Module = nn.Linear(width, classes) if classes else nn.Identity()
+        pooled = 2 * width if config.pool == "class_token_and_mean" else width
+        self.head: nn.Module = nn.Linear(pooled, classes) if classes else nn.Identity()
+        self.head_dist: nn.Module | None = None
+        if config.distillation_token:
+            self.head_dist = nn.Linear(width, classes) if classes else nn.Identity()
 
     def _positions(self) -> nn.Module | None:
         config = self.config
         match config.positions:
             case "learned":
-                class_row = config.class_token and config.class_token_position
-                return LearnedPositions(self.grid, config.width, class_row)
+                rows = int(config.class_token) + int(config.distillation_token)
+                rows = rows if config.class_token_position else 0
+                return LearnedPositions(self.grid, config.width, rows)
             case "sincos2d":
                 return SinCos2d(self.grid, config.width)
             case "fourier":
@@ -158,27 +179,42 @@ class ViT(Classifier):
         return x if self._norm_after_pool else self.norm(x)
 
     def _embed(self, patches: Tensor, grid: Grid) -> Tensor:
-        """Patches (b y·x c) with positions and prefix tokens: class token, registers, patches."""
+        """Patches (b y·x c) with positions and prefix tokens: class token, distillation token,
+        registers, patches.
+        """
         batch = patches.shape[0]
-        prefix = [
-            t.expand(batch, -1, -1) for t in (self.cls_token, self.reg_token) if t is not None
-        ]
+        tokens = (self.cls_token, self.dist_token, self.reg_token)
+        prefix = [t.expand(batch, -1, -1) for t in tokens if t is not None]
         if self.positions is None or isinstance(self.positions, RotaryPositions):
             return torch.cat([*prefix, patches], dim=1) if prefix else patches
         table = self.positions(grid)
         if table.shape[1] == patches.shape[1]:
             return torch.cat([*prefix, patches + table], dim=1) if prefix else patches + table
-        # The table has a row for the class token; registers have no position and come in between.
-        x = torch.cat([prefix[0], patches], dim=1) + table
-        return torch.cat([x[:, :1], *prefix[1:], x[:, 1:]], dim=1) if prefix[1:] else x
+        # The table has a row for the class token, and one for the distillation token if there is
+        # one; registers have no position and come in between.
+        rows = table.shape[1] - patches.shape[1]
+        x = torch.cat([*prefix[:rows], patches], dim=1) + table
+        return torch.cat([x[:, :rows], *prefix[rows:], x[:, rows:]], dim=1) if prefix[rows:] else x
 
-    def forward_head(self, features: Tensor) -> Tensor:
-        """Tokens (b n c) → logits (b classes)"""
-        if self.config.pool == "class_token":
-            x = features[:, 0]
-        else:
-            x = features[:, self.prefix :].mean(dim=1)
-        return self.head(self.norm(x) if self._norm_after_pool else x)
+    def pool(self, features: Tensor) -> Tensor:
+        """Tokens (b n c) → (b c), normed; two vectors side by side where the head takes two."""
+        match self.config.pool:
+            case "class_token" if self.head_dist is not None:
+                x = features[:, :2]
+            case "class_token":
+                x = features[:, 0]
+            case "mean":
+                x = features[:, self.prefix :].mean(dim=1)
+            case "class_token_and_mean":
+                x = torch.stack([features[:, 0], features[:, self.prefix :].mean(dim=1)], dim=1)
+        return (self.norm(x) if self._norm_after_pool else x).flatten(1)
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """Pooled tokens → logits (b classes); of two heads the mean."""
+        if self.head_dist is None:
+            return self.head(pooled)
+        first, second = pooled.chunk(2, dim=1)
+        return (self.head(first) + self.head_dist(second)) / 2
 
     @property
     def _norm_after_pool(self) -> bool:
@@ -189,7 +225,7 @@ class ViT(Classifier):
         part, _, rest = parameter.partition(".")
         if part == "blocks":
             return int(rest.split(".")[0]) + 1
-        return len(self.blocks) + 1 if part in ("norm", "head") else 0
+        return len(self.blocks) + 1 if part in ("norm", "head", "head_dist") else 0
 
     def init_weights(self, generator: torch.Generator) -> None:
         """As in DeiT (`trunc_normal`), or as in the ViT paper's own code (`xavier`)."""
@@ -209,8 +245,15 @@ class ViT(Classifier):
             trunc_normal(self.cls_token, 0.02, generator)
         if self.reg_token is not None:
             trunc_normal(self.reg_token, 1e-6, generator)
-        if xavier and isinstance(self.head, nn.Linear):
-            nn.init.zeros_(self.head.weight)
+        if self.dist_token is not None:
+            trunc_normal(self.dist_token, 0.02, generator)
+        for head in (self.head, self.head_dist):
+            if xavier and isinstance(head, nn.Linear):
+                nn.init.zeros_(head.weight)
+
+
+def _tokens(count: int, width: int) -> nn.Parameter | None:
+    return nn.Parameter(torch.empty(1, count, width)) if count else None
 
 
 def _init_linear(name: str, linear: nn.Linear, xavier: bool, generator: torch.Generator) -> None:

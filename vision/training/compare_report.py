@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from vision.terminal import elapsed
 from vision.training.compare import ABSENT, Comparison, Group
-from vision.training.report import elapsed
 
 SHARES = ("top1", "top5", "balanced_accuracy", "macro_f1")
 """Metrics between 0 and 1, shown as percentages."""

@@ -1,13 +1,13 @@
 """What a training run can be told. Free of torch, so that a typo is answered at once."""
 
 import re
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from vision.config import Config, Count, PositiveInt, Rate
 from vision.data.configs import AugmentConfig, DataConfig, LoaderConfig, PreprocessConfig
-from vision.models.configs import ModelConfig
+from vision.models.configs import ModelChoice
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -106,6 +106,91 @@ class LogConfig(Config):
     project: str
 
 
+class TuneAllConfig(Config):
+    """Every parameter is trained."""
+
+    kind: Literal["all"]
+
+
+class TuneHeadConfig(Config):
+    """Only the classifying layer is trained, on the features of a model that stays as it is."""
+
+    kind: Literal["head"]
+    cache: bool
+    """Compute the features of every picture once and keep them in the run's folder. Needs pictures
+    without augmentation."""
+
+
+class TunePartialConfig(Config):
+    """The last blocks, named parts and the head are trained; the rest stays as it is."""
+
+    kind: Literal["partial"]
+    blocks: Count
+    """So many blocks from the end, and the norm after them."""
+    parts: tuple[str, ...]
+    """Further parameters or modules by name; * stands for anything: patch_embed, blocks.*.attn."""
+
+
+LoraTarget = Literal["q", "k", "v", "proj", "fc1", "fc2"]
+
+
+class TuneLoraConfig(Config):
+    """Low-rank additions to the layers of every block, and the head, are trained (Hu et al., ICLR
+    2022).
+    """
+
+    kind: Literal["lora"]
+    rank: PositiveInt
+    alpha: Positive
+    """The addition is multiplied by alpha / rank."""
+    targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1)]
+    """Queries, keys, values and output of the attention; first and second layer of the MLP."""
+    dropout: Rate
+    """Of what the additions are given."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(set(self.targets)) < len(self.targets):
+            raise ValueError(f"targets = {list(self.targets)}: name each one once.")
+        return self
+
+
+class TuneBitfitConfig(Config):
+    """Only biases and the head are trained (Ben Zaken et al., ACL 2022)."""
+
+    kind: Literal["bitfit"]
+
+
+TuneConfig = Annotated[
+    TuneAllConfig | TuneHeadConfig | TunePartialConfig | TuneLoraConfig | TuneBitfitConfig,
+    Field(discriminator="kind"),
+]
+
+
+PLAIN_PICTURES = {
+    "crop": "center",
+    "interpolation": "evaluation",
+    "flip": 0.0,
+    "vertical_flip": 0.0,
+    "policy": "none",
+    "color_jitter": (0.0, 0.0, 0.0, 0.0),
+    "erase": 0.0,
+    "mixup": 0.0,
+    "cutmix": 0.0,
+}
+"""Settings of an augmentation with which training pictures are those of an evaluation."""
+
+
+class ProbeFirstConfig(Config):
+    """Before a fine-tuning: the head alone, on cached features of pictures as in evaluation, so
+    that a head that knows nothing does not spoil the features (Kumar et al., ICLR 2022).
+    """
+
+    duration: Duration
+    learning_rate: Positive
+    """The peak, as it is: not scaled with the batch."""
+
+
 class TrainConfig(Config):
     """A whole training run."""
 
@@ -114,7 +199,21 @@ class TrainConfig(Config):
     output: str
     """Folder that holds the runs."""
     seed: Count
-    model: ModelConfig
+    init: str | None
+    """Weights to start from: a run's folder, a checkpoint file of any known format, timm:NAME,
+    hf:OWNER/NAME, or `pretrained` for those that the model's YAML names; null: drawn from the seed.
+    """
+    init_weights: Literal["auto", "raw", "ema"]
+    """The weights as trained, or their average; auto: the average if there is one."""
+    init_positions: Literal[
+        "bicubic_antialias", "bicubic", "bicubic_corners", "dino", "bilinear_corners"
+    ]
+    """How a table of positions is fitted to another grid."""
+    init_windows: Literal["geometric", "bicubic"]
+    """How a table of relative positions is fitted to another window."""
+    model: ModelChoice
+    tune: TuneConfig
+    probe_first: ProbeFirstConfig | None
     data: DataConfig
     augment: AugmentConfig
     preprocess: PreprocessConfig
@@ -150,3 +249,23 @@ class TrainConfig(Config):
     """Resume a run even though its stored settings differ."""
     checkpoint: CheckpointConfig
     log: LogConfig
+
+    @model_validator(mode="after")
+    def _check_tuning(self) -> Self:
+        caches = isinstance(self.tune, TuneHeadConfig) and self.tune.cache
+        if caches and (changed := _augmented(self.augment)):
+            raise ValueError(
+                f"tune.cache=true computes the features of every picture once, but {changed} "
+                "changes pictures each time; use augment=none or tune.cache=false."
+            )
+        if self.probe_first is not None and isinstance(self.tune, TuneHeadConfig):
+            raise ValueError("probe_first: a run that trains the head alone is a probe already.")
+        return self
+
+
+def _augmented(augment: AugmentConfig) -> str:
+    """The first setting that makes a training picture another one than in evaluation, if any."""
+    for name, value in PLAIN_PICTURES.items():
+        if (found := getattr(augment, name)) != value:
+            return f"augment.{name}={found}"
+    return ""

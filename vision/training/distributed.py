@@ -77,9 +77,9 @@ def world(setting: Literal["auto", "cpu", "cuda", "mps"]) -> Iterator[World]:
     """The processes that `torchrun` started, or this one alone."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
-        yield World(0, 1, _device(setting, 0))
+        yield World(0, 1, pick_device(setting))
         return
-    device = _device(setting, int(os.environ["LOCAL_RANK"]))
+    device = pick_device(setting, int(os.environ["LOCAL_RANK"]))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
@@ -89,7 +89,10 @@ def world(setting: Literal["auto", "cpu", "cuda", "mps"]) -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def _device(setting: Literal["auto", "cpu", "cuda", "mps"], local_rank: int) -> torch.device:
+def pick_device(
+    setting: Literal["auto", "cpu", "cuda", "mps"], local_rank: int = 0
+) -> torch.device:
+    """The device that a setting means, for a process of this machine."""
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if setting == "auto":
         setting = "cuda" if there["cuda"] else "mps" if there["mps"] else "cpu"

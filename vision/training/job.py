@@ -2,10 +2,12 @@
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
 
+from vision.checkpoints.report import LoadReport
 from vision.config import ConfigError, UserError
 from vision.data.build import build_source
 from vision.data.configs import DataConfig, FolderConfig
@@ -20,12 +22,15 @@ from vision.models.layers import Classifier
 from vision.training.configs import TrainConfig
 from vision.training.distributed import World, spread
 from vision.training.ema import start_average
+from vision.training.features import AS_IT_IS, HeadOnly, caches
 from vision.training.loss import check_loss
 from vision.training.optim import build_optimizer
 from vision.training.run import Run
 from vision.training.schedule import Plan, plan_run
+from vision.training.start import Start, differences, find_start, load_start, size_line
 from vision.training.state import TrainState
 from vision.training.step import Setup, forward_backward
+from vision.training.tune import counts, freeze, set_modes
 
 
 class OutOfMemoryError(UserError, RuntimeError):
@@ -49,6 +54,11 @@ class Job:
     module: nn.Module
     """What a training step calls: the model, or a wrapper that spreads it over processes."""
     state: TrainState
+    evaluated: tuple[nn.Module, Preprocess]
+    """What an evaluation calls, and how it normalises: the model on pictures, or where features are
+    stored its head on those."""
+    load_report: list[str] = field(default_factory=list)
+    """What became of the weights that the run started from, line by line."""
     warnings: list[str] = field(default_factory=list)
     improved: bool = False
     """The last evaluation was the best so far and is not saved yet."""
@@ -70,6 +80,17 @@ class Job:
         }
 
     @property
+    def shows_pictures(self) -> bool:
+        """Whether sheets of pictures are logged; of stored features there are none to show."""
+        return self.config.log.wandb != "disabled" and not caches(self.config)
+
+    def train_mode(self) -> None:
+        """What is trained works as in training, what is frozen as in evaluation."""
+        assert isinstance(self.state.model, Classifier)
+        self.module.train()
+        set_modes(self.state.model, self.config.tune)
+
+    @property
     def micro_batch(self) -> int:
         """Pictures that one device works on at once."""
         return self.order.batch_size // self.order.ranks // self.order.accumulation
@@ -89,28 +110,25 @@ class Job:
         )
 
 
-def build_job(config: TrainConfig, run: Run, world: World) -> Job:
-    """Data, model, optimiser and plan, with weights drawn from the seed."""
+def build_job(config: TrainConfig, run: Run, world: World, source: str | None = None) -> Job:
+    """Data, model, optimiser and plan. Weights come from `source`, by default from `config.init`,
+    or are drawn from the seed; those of a run that is resumed are still to be restored.
+    """
     _set_up_torch(config, world)
     data = _data(config, run, world)
     train, val = build_source(data, "train"), build_source(data, "val")
-    preprocess = resolve_preprocess(config.preprocess, config.data.image_size, train.channels)
+    start = find_start(config, run, world, config.init if source is None else source)
+    size = config.data.image_size
+    preprocess = resolve_preprocess(config.preprocess, size, train.channels, start.known)
     classes = len(train.classes)
-    model = build_model(
-        config.model,
-        preprocess.image_size,
-        channels=train.channels,
-        classes=classes,
-        seed=config.seed,
-        device=world.device,
-    )
-    if config.channels_last:
-        model = model.to(memory_format=torch.channels_last)
+    model, report = _model(config, start, preprocess, classes, world)
     check_loss(config.loss, config.augment.label_smoothing, classes)
     setup = Setup(config, world, classes, normalizer(preprocess, world.device))
     order = _order(config, world, parts=_parts(config, world, model, setup, preprocess))
     plan = plan_run(config, len(train))
-    module = spread(model, config.parallel, world)
+    plain = HeadOnly(model) if caches(config) else model
+    # A head alone is small enough to be whole on every device.
+    module = spread(plain, "ddp" if caches(config) else config.parallel, world)
     if config.compile:
         module.compile()
     state = TrainState(
@@ -119,19 +137,8 @@ def build_job(config: TrainConfig, run: Run, world: World) -> Job:
         scaler=torch.amp.GradScaler(world.device.type, enabled=config.precision == "fp16"),
         average=start_average(model) if config.ema is not None else None,
         sums=torch.zeros(3, device=world.device),
-        notes={
-            "config": config.model_dump(mode="json"),
-            "classes": list(train.classes),
-            "channels": train.channels,
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "preprocess": {
-                "image_size": list(preprocess.image_size),
-                "mean": list(preprocess.mean),
-                "std": list(preprocess.std),
-                "interpolation": preprocess.interpolation,
-                "crop_ratio": preprocess.crop_ratio,
-            },
-        },
+        notes=_notes(config, start, train, preprocess, model)
+        | {"load_report": start.report if report is None else report.as_dict()},
     )
     return Job(
         config=config,
@@ -145,8 +152,56 @@ def build_job(config: TrainConfig, run: Run, world: World) -> Job:
         val_loader=_loader(config, world, val, preprocess, training=False),
         module=module,
         state=state,
-        warnings=_warnings(config, world, train),
+        evaluated=(plain, AS_IT_IS if caches(config) else preprocess),
+        load_report=[
+            *([] if report is None else report.lines()),
+            *size_line(start, preprocess.image_size),
+        ],
+        warnings=_warnings(config, world, train)
+        + differences(config.preprocess, preprocess, start.known),
     )
+
+
+def _model(
+    config: TrainConfig, start: Start, preprocess: Preprocess, classes: int, world: World
+) -> tuple[Classifier, LoadReport | None]:
+    """The model with the weights that it starts from, frozen where it is not to be trained."""
+    model = build_model(
+        start.model,
+        preprocess.image_size,
+        channels=preprocess.channels,
+        classes=classes,
+        seed=config.seed,
+    )
+    report = load_start(model, start, config)
+    freeze(model, config.tune, config.seed)
+    model = model.to(world.device)
+    if config.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    return model, report
+
+
+def _notes(
+    config: TrainConfig, start: Start, train: Source, preprocess: Preprocess, model: Classifier
+) -> dict[str, Any]:
+    """What a checkpoint says of the run, beside its tensors."""
+    trained, parameters = counts(model)
+    return {
+        "config": config.model_dump(mode="json"),
+        "model": start.model.model_dump(mode="json"),
+        "classes": list(train.classes),
+        "channels": train.channels,
+        "parameters": parameters,
+        "trained_parameters": trained,
+        "preprocess": {
+            "image_size": list(preprocess.image_size),
+            "mean": list(preprocess.mean),
+            "std": list(preprocess.std),
+            "interpolation": preprocess.interpolation,
+            "crop_ratio": preprocess.crop_ratio,
+            "origin": dict(preprocess.origin),
+        },
+    }
 
 
 def _data(config: TrainConfig, run: Run, world: World) -> DataConfig:
@@ -209,6 +264,8 @@ def _parts(
         )
     share = config.batch_size // world.size
     limit = config.max_batch_per_device
+    if limit == "auto" and caches(config):
+        limit = None  # a head alone needs next to nothing
     if limit == "auto":
         limit = _largest_that_fits(share, model, setup, preprocess)
     largest = limit or share

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import torch
 
@@ -10,14 +10,26 @@ from vision.checkpoints.folder import mark_best, prune, step_path
 from vision.checkpoints.native import open_latest, write_checkpoint
 from vision.data.loader import Batch, evaluation_batches, training_batches
 from vision.evaluation.evaluate import evaluate
+from vision.terminal import elapsed
 from vision.training.configs import TrainConfig
-from vision.training.distributed import world
+from vision.training.distributed import World, world
 from vision.training.ema import averaged, decay_at, update_average
+from vision.training.features import caches, use_features
 from vision.training.job import Job, OutOfMemoryError, build_job
+from vision.training.lock import held
 from vision.training.log import Log, start_wandb
 from vision.training.optim import set_learning_rate
-from vision.training.report import Reporter, elapsed
-from vision.training.run import PREEMPTED, StopRequest, better, open_run, stop_requests
+from vision.training.probe import probe_before
+from vision.training.report import Reporter
+from vision.training.run import (
+    PREEMPTED,
+    RunFileError,
+    StopRequest,
+    better,
+    open_run,
+    stop_requests,
+)
+from vision.training.samples import prediction_sheet, training_sheet
 from vision.training.schedule import lr_at
 from vision.training.state import gather, restore
 from vision.training.step import NonFiniteError, explain_nonfinite, forward_backward, update
@@ -29,17 +41,44 @@ def train(config: TrainConfig, label: str) -> int:
     `label` names the model and the data in the name of a run that has none of its own.
     """
     with stop_requests() as stop, world(config.device) as processes:
-        run, decision = open_run(config, label)
-        processes.wait()  # nobody writes into the folder before all have looked
         reporter = Reporter(processes.main)
+        probe = probe_before(config, label)
+        if probe is None:
+            return _phase(config, label, processes, stop, reporter)
+        code = _phase(probe, label, processes, stop, reporter)
+        if code:
+            return code
+        source = str(open_run(probe, label)[0].folder)
+        return _phase(config, label, processes, stop, reporter, source)
+
+
+def _phase(
+    config: TrainConfig,
+    label: str,
+    processes: World,
+    stop: StopRequest,
+    reporter: Reporter,
+    source: str | None = None,
+) -> int:
+    """One run. `source` is where its weights come from in place of what the config says."""
+    run, decision = open_run(config, label)
+    finished = processes.from_main(decision) == "finished"
+    lock = nullcontext("") if finished else held(run.folder, processes)
+    with lock as warning:
+        if warning:
+            reporter.warn(warning)
+        _, decision = open_run(config, label)  # from here on nobody else changes it
+        processes.wait()  # nobody writes into the folder before all have looked
         if decision == "finished":
             reporter.say(f"The run {run.folder} is finished already; see its status.json.")
             return 0
-        job = build_job(config, run, processes)
+        job = build_job(config, run, processes, source)
         if decision == "resume":
             _resume(job, reporter)
         elif processes.main:
             run.store_settings(config)
+        if caches(config):
+            reporter.say(f"Features: {use_features(job)}.")
         return _run(job, stop, reporter)
 
 
@@ -66,8 +105,6 @@ def _run(job: Job, stop: StopRequest, reporter: Reporter) -> int:
     log = None
     if job.world.main:
         job.run.checkpoints.mkdir(parents=True, exist_ok=True)
-        job.run.mark_latest()
-        job.run.set_status("running", state.step, **job.standing)
         tracker = start_wandb(
             config.log,
             job.run.folder.name,
@@ -76,6 +113,10 @@ def _run(job: Job, stop: StopRequest, reporter: Reporter) -> int:
             state.notes.get("wandb"),
         )
         state.notes["wandb"] = tracker.id if tracker is not None else None
+        job.run.mark_latest()
+        if job.load_report:
+            job.run.store_load_report(state.notes["load_report"])
+        job.run.set_status("running", state.step, **job.standing)
         log = Log(job.run.metrics, tracker)
         reporter.start(job)
     code = 1
@@ -84,7 +125,8 @@ def _run(job: Job, stop: StopRequest, reporter: Reporter) -> int:
     except BaseException as error:
         if job.world.main:
             reason = f"{type(error).__name__}: {error}"
-            job.run.set_status("failed", state.step, **job.standing, reason=reason)
+            with suppress(RunFileError):  # on a full disk: what failed first is the news
+                job.run.set_status("failed", state.step, **job.standing, reason=reason)
         if isinstance(error, torch.OutOfMemoryError):
             raise OutOfMemoryError(job.out_of_memory()) from error
         raise
@@ -102,10 +144,12 @@ def _loop(job: Job, log: Log | None, stop: StopRequest, reporter: Reporter) -> i
     batches = training_batches(
         job.train_loader, job.order, state.step * config.batch_size, plan.total * config.batch_size
     )
-    job.module.train()
+    job.train_mode()
     clock = time.perf_counter()
     while state.step < plan.total:
         parts = [next(batches) for _ in range(job.order.accumulation)]
+        if state.step == 0 and log is not None and job.shows_pictures:
+            log.picture(0, "train/pictures", training_sheet(job, parts[0]))
         learning_rate = lr_at(state.step, plan)
         set_learning_rate(state.optimizer, learning_rate)
         sums, finite = forward_backward(job.module, parts, job.setup, state.scaler, state.step)
@@ -138,7 +182,7 @@ def _loop(job: Job, log: Log | None, stop: StopRequest, reporter: Reporter) -> i
 def _nonfinite(job: Job, parts: list[Batch], reporter: Reporter) -> None:
     """Say what gave the first number that is none; then stop, or go on without this step."""
     step = job.state.step + 1
-    reason = explain_nonfinite(job.state.model, parts, job.setup, job.state.step)
+    reason = explain_nonfinite(job.evaluated[0], parts, job.setup, job.state.step)
     message = f"the loss of step {step} is not a finite number: {reason}."
     job.state.optimizer.zero_grad(set_to_none=True)
     if job.config.on_nonfinite == "stop":
@@ -172,34 +216,43 @@ def _log_training(
 def _evaluate(job: Job, log: Log | None, reporter: Reporter) -> None:
     """Evaluate the weights, and their average; note whether they are the best so far."""
     state = job.state
+    model, preprocess = job.evaluated
     contexts: dict[str, AbstractContextManager[None]] = {"val": nullcontext()}
     if state.average is not None:
         contexts["val_ema"] = averaged(state.model, state.average)
     for split, weights in contexts.items():
+        first: list[Batch] = []
         with weights:
             numbers = evaluate(
-                job.state.model,
-                _validation(job),
-                job.preprocess,
+                model,
+                _validation(job, first),
+                preprocess,
                 job.setup.classes,
                 job.world.device,
                 job.config.precision,
                 reduce=job.world.sum,
                 channels_last=job.config.channels_last,
             )
+            sheet = prediction_sheet(job, first[0]) if job.shows_pictures else None
         if log is not None:
             log.write(state.step, split, numbers)
+            if sheet is not None:
+                log.picture(state.step, f"{split}/pictures", sheet)
         reporter.evaluation(job, split, numbers)
     value = numbers[job.config.checkpoint.best]  # of the average, if there is one
     state.evaluated = state.step
     job.improved = state.best is None or better(job.config.checkpoint.best, value, state.best)
     if job.improved:
         state.best = value
-    job.module.train()
 
 
-def _validation(job: Job) -> Iterator[Batch]:
-    return evaluation_batches(job.val_loader, job.micro_batch, job.world.rank, job.world.size)
+def _validation(job: Job, first: list[Batch]) -> Iterator[Batch]:
+    """This process's batches; the first one is kept in the list."""
+    batches = evaluation_batches(job.val_loader, job.micro_batch, job.world.rank, job.world.size)
+    for number, batch in enumerate(batches):
+        if number == 0:
+            first.append(batch)
+        yield batch
 
 
 def _save(job: Job) -> float:

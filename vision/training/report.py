@@ -4,7 +4,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from vision.data.preprocess import Preprocess
+from vision.training.tune import counts
 
 if TYPE_CHECKING:
     from vision.training.job import Job
@@ -28,8 +32,10 @@ class Reporter:
 
     def start(self, job: "Job") -> None:
         """What is about to run, and where it is stored."""
+        for line in job.load_report:
+            self.console.print(line, soft_wrap=True, markup=False)
         for name, value in _summary(job).items():
-            self.console.print(f"[bold]{name:14}[/bold] {value}", soft_wrap=True)
+            self.console.print(f"[bold]{name:14}[/bold] {escape(value)}", soft_wrap=True)
         for warning in job.warnings:
             self.warn(warning)
         if self.console.is_terminal:
@@ -83,16 +89,10 @@ class Reporter:
             self.progress = None
 
 
-def elapsed(seconds: float) -> str:
-    """A time as a person would say it."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
-
-
 def _summary(job: "Job") -> dict[str, str]:
     config, world, plan = job.config, job.world, job.plan
-    parameters = sum(p.numel() for p in job.state.model.parameters())
+    trained, parameters = counts(job.state.model)
+    part = "" if trained == parameters else f", {trained:,} of them trained ({config.tune.kind})"
     train, val = job.train_loader.source, job.val_loader.source
     height, width = job.preprocess.image_size
     scaling = ""
@@ -102,9 +102,10 @@ def _summary(job: "Job") -> dict[str, str]:
             f"{config.optimizer.reference_batch})"
         )
     return {
-        "model": f"{config.model.kind}, {parameters:,} parameters",
+        "model": f"{job.state.notes['model']['kind']}, {parameters:,} parameters{part}",
         "data": f"{config.data.kind}, {len(train):,} + {len(val):,} pictures of "
         f"{height} × {width}, {len(train.classes)} classes",
+        "preprocess": _preprocess(job.preprocess),
         "batch": f"{config.batch_size} = {job.micro_batch} per device × {world.size} device"
         f"{'s' if world.size > 1 else ''} × {job.order.accumulation} accumulated",
         "learning rate": f"{plan.peak:g}{scaling}, {config.optimizer.name}",
@@ -112,3 +113,18 @@ def _summary(job: "Job") -> dict[str, str]:
         "precision": f"{config.precision} on {world.device.type}",
         "run": f"{job.run.folder}" + (f", from step {job.state.step}" if job.state.step else ""),
     }
+
+
+def _preprocess(preprocess: Preprocess) -> str:
+    """Every value with who said so; those of one origin together."""
+    values = {
+        "mean": ", ".join(f"{number:.4g}" for number in preprocess.mean),
+        "std": ", ".join(f"{number:.4g}" for number in preprocess.std),
+        "interpolation": preprocess.interpolation,
+        "crop ratio": f"{preprocess.crop_ratio:.4g}",
+    }
+    by_origin: dict[str, list[str]] = {}
+    for name, value in values.items():
+        origin = preprocess.origin[name.replace(" ", "_")]
+        by_origin.setdefault(origin, []).append(f"{name} {value}")
+    return "; ".join(f"{', '.join(said)} (from {who})" for who, said in by_origin.items())

@@ -5,8 +5,12 @@ outputs/<name>/
     status.json    running | finished | preempted | failed, at which step of how many; seconds that
                    the run has taken, and parameters of its model
     metrics.jsonl  every number, one line per event: the truth that loggers get copies of
+    load_report.json  what became of the weights that the run started from, if it did from any
+    features/      of a probe: what it is trained on; see features.py
+    probe/         the run before this one, if probe_first asks for it
     split.csv      of a folder of pictures: which one is in which split
     skipped-0.jsonl  pictures that process 0 could not read, if there were any
+    .lock          which process trains this run; see lock.py
     checkpoints/   step_….safetensors and best.safetensors
 """
 
@@ -15,13 +19,13 @@ import json
 import os
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
-from vision.config import ConfigError
+from vision.config import ConfigError, UserError
 from vision.training.configs import TrainConfig
 
 FREE = (
@@ -47,6 +51,17 @@ Status = Literal["running", "finished", "preempted", "failed"]
 PREEMPTED = 75
 """Exit code of a run that was asked to stop and can go on (EX_TEMPFAIL): schedulers requeue on it.
 """
+
+
+class RunFileError(UserError, OSError):
+    """A file of a run that cannot be written; the message names it."""
+
+    def __init__(self, file: Path, error: OSError) -> None:
+        super().__init__(
+            f"{file} cannot be written: {error.strerror or error}. What was stored before is "
+            "untouched; the same command goes on from the newest checkpoint."
+        )
+        self.errno = error.errno
 
 
 @dataclass(frozen=True)
@@ -82,8 +97,11 @@ class Run:
         if link.is_dir() and not link.is_symlink():
             return  # somebody has a run of that name
         fresh = self.folder.parent / f".latest-{os.getpid()}"
-        fresh.symlink_to(self.folder.name)
-        fresh.replace(link)
+        try:
+            fresh.symlink_to(self.folder.name)
+            fresh.replace(link)
+        except OSError as error:
+            raise RunFileError(link, error) from error
 
     def status(self) -> Mapping[str, Any]:
         """How the run stands; empty if it never started."""
@@ -101,6 +119,10 @@ class Run:
     def store_settings(self, config: TrainConfig) -> None:
         """Write the settings, once at the start of a run."""
         _write(self.folder / "config.json", config.model_dump(mode="json"))
+
+    def store_load_report(self, report: Mapping[str, Any]) -> None:
+        """Write what became of the weights that the run started from."""
+        _write(self.folder / "load_report.json", report)
 
     def cut_metrics(self, step: int) -> None:
         """Forget numbers of steps after `step`, which are about to be taken again."""
@@ -217,7 +239,7 @@ def _is_whole(line: str) -> bool:
 def _read(file: Path) -> Mapping[str, Any]:
     try:
         values: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except ValueError as error:
         raise ConfigError(f"{file} is damaged: {error}. Remove it or the whole run.") from error
@@ -225,12 +247,17 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 
 def _write(file: Path, values: Mapping[str, Any]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
     _replace(file, json.dumps(values, indent=1) + "\n")
 
 
 def _replace(file: Path, text: str) -> None:
     """Never half a file: written beside it, then renamed."""
     temporary = file.with_name(f".{file.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(file)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(file)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise RunFileError(file, error) from error

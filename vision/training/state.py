@@ -19,6 +19,9 @@ from vision.checkpoints.optimizer import (
 from vision.config import ConfigError
 from vision.training.distributed import like, whole
 
+SETTINGS = ("weight_decay", "betas", "eps", "momentum", "lr_scale")
+"""What the config says of each group of an optimiser, beside the learning rate of the step."""
+
 
 @dataclass
 class TrainState:
@@ -70,15 +73,36 @@ def restore(state: TrainState, checkpoint: Checkpoint, main: bool) -> None:
     _copy_all(own, _part(tensors, "model."), "the model")
     if state.average is not None:
         _copy_all(state.average, _part(tensors, "ema."), "the averaged weights")
-    names = parameter_names(state.optimizer, state.model)
-    stored = unflatten_optimizer(_part(tensors, "optimizer."), record["optimizer"], names)
-    _spread_like_parameters(stored, state.optimizer)
-    state.optimizer.load_state_dict(stored)
+    _restore_optimizer(state, checkpoint)
     state.scaler.load_state_dict(record["scaler"])
     # Sums are added up over processes again, so that only one of them may keep them.
     state.sums.copy_(tensors["sums"] if main else torch.zeros_like(tensors["sums"]))
     state.step, state.best = record["step"], record["best"]
     state.evaluated = record["evaluated"]
+
+
+def _restore_optimizer(state: TrainState, checkpoint: Checkpoint) -> None:
+    """What the optimiser has gathered comes from the file; its settings are the present ones."""
+    before, now = (
+        notes["config"]["optimizer"]["name"] for notes in (checkpoint.record, state.notes)
+    )
+    if before != now:
+        raise ConfigError(
+            f"optimizer.name: the run was started with {before}, and what it has gathered means "
+            f"nothing to {now}. Choose another name for a run with {now}."
+        )
+    names = parameter_names(state.optimizer, state.model)
+    tensors = _part(checkpoint.tensors, "optimizer.")
+    try:
+        stored = unflatten_optimizer(tensors, checkpoint.record["optimizer"], names)
+    except ValueError as error:
+        raise ConfigError(f"the checkpoint does not fit the optimiser: {error}") from error
+    _spread_like_parameters(stored, state.optimizer)
+    # Not the whole groups: some optimisers keep counters in them.
+    settings = [{k: g[k] for k in SETTINGS if k in g} for g in state.optimizer.param_groups]
+    state.optimizer.load_state_dict(stored)
+    for group, values in zip(state.optimizer.param_groups, settings, strict=True):
+        group.update(values)
 
 
 def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

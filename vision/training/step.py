@@ -109,14 +109,11 @@ def explain_nonfinite(module: nn.Module, parts: Sequence[Batch], setup: Setup, s
     return "not again when the step was repeated without gradients"
 
 
-def _loss(
-    module: nn.Module, batch: Batch, setup: Setup, step: int, part: int
-) -> tuple[Tensor, Tensor]:
-    """The mean loss of one part and its number of right answers."""
+def inputs(batch: Batch, setup: Setup, step: int, part: int) -> tuple[Tensor, Tensor]:
+    """What the model gets of one part, and what it should answer: normalised and mixed."""
     config, world = setup.config, setup.world
-    torch.manual_seed(_seed(config.seed, step, world.rank, part))
     images = setup.normalize(batch.images.to(world.device, non_blocking=True))
-    images, targets = mix_batch(
+    return mix_batch(
         images,
         batch.labels.to(world.device, non_blocking=True),
         setup.classes,
@@ -126,6 +123,15 @@ def _loss(
         rank=world.rank,
         part=part,
     )
+
+
+def _loss(
+    module: nn.Module, batch: Batch, setup: Setup, step: int, part: int
+) -> tuple[Tensor, Tensor]:
+    """The mean loss of one part and its number of right answers."""
+    config, world = setup.config, setup.world
+    torch.manual_seed(_seed(config.seed, step, world.rank, part))
+    images, targets = inputs(batch, setup, step, part)
     if config.channels_last:
         images = images.contiguous(memory_format=torch.channels_last)
     with autocast(config.precision, world.device):

@@ -1,0 +1,351 @@
+"""`vision eval` as a user meets it, on small runs that were really trained."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn import metrics as sklearn_metrics
+from small_runs import small_config, words
+
+from vision.checkpoints.native import read_checkpoint, write_checkpoint
+from vision.cli import main
+from vision.data.build import build_source
+
+QUICK = ["duration=6steps", "evaluate_every=6steps", "schedule.warmup=1steps"]
+SMALL = ["device=cpu", "loader.workers=0", "resamples=50"]
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders a, b (ViT, other seed) and swin, each with a finished run on the same pictures."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, model, more in (
+        ("a", "vit_mini", ["ema=0.5"]),
+        ("b", "vit_mini", ["seed=1"]),
+        ("swin", "swin_mini", []),
+    ):
+        given = words(folder, *QUICK, *more, model=model)
+        assert main(["train", *given, f"name={name}"]) == 0
+    return folder
+
+
+def evaluate(capsys: Capture, *given: str) -> dict[str, Any]:
+    """The report of an evaluation that is expected to succeed."""
+    capsys.readouterr()
+    assert main(["eval", *SMALL, "format=json", *given]) == 0
+    values: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return values
+
+
+def refused(capsys: Capture, *given: str, code: int = 2) -> str:
+    """What is said of an evaluation that is expected to be refused."""
+    capsys.readouterr()
+    assert main(["eval", *SMALL, *given]) == code
+    text = capsys.readouterr().err
+    assert text.startswith("error: ") and "Traceback" not in text
+    return text
+
+
+def write_pictures(root: Path, folder: Path, *, classes: int = 8) -> Path:
+    """The validation pictures of the small runs as PNG files, a folder per class."""
+    source = build_source(small_config(root).data, "val")
+    for index in range(len(source)):
+        label = int(source.labels[index])
+        if label < classes:
+            place = folder / "val" / source.classes[label]
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.asarray(source.read(index))).save(place / f"{index:03d}.png")
+    return folder
+
+
+def test_files_agree_with_each_other_and_with_scikit_learn(
+    runs: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    given = [f"checkpoint={runs / 'a'}", f"output={tmp_path / 'out'}", "probabilities=all"]
+    printed = evaluate(capsys, *given)
+    stored = json.loads((tmp_path / "out" / "report.json").read_text())
+    with (tmp_path / "out" / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = stored["class_names"]
+    labels = [names.index(row["label"]) for row in rows]
+    chances = np.array([[float(row[f"p({name})"]) for name in names] for row in rows])
+    answers = chances.argmax(1)
+    (model,) = stored["models"]
+    assert printed["models"][0]["metrics"] == model["metrics"]
+    assert model["weights"] == "ema" and len(rows) == stored["pictures"] == 24
+    metrics = model["metrics"]
+    assert metrics["top1"] == sklearn_metrics.accuracy_score(labels, answers)
+    assert metrics["top5"] == pytest.approx(
+        sklearn_metrics.top_k_accuracy_score(labels, chances, k=5, labels=range(8))
+    )
+    chances /= chances.sum(1, keepdims=True)
+    loss = sklearn_metrics.log_loss(labels, chances, labels=range(8))
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-6)
+    assert metrics["nll"] == pytest.approx(loss, rel=1e-6)
+    confusion = np.zeros((8, 8), dtype=int)
+    for actual, predicted, count in model["confusion"]:
+        confusion[actual, predicted] = count
+    assert np.array_equal(confusion, sklearn_metrics.confusion_matrix(labels, answers))
+    for row, answer in zip(rows, answers, strict=True):
+        assert row["predicted"] == row["top1"] == names[answer]
+        assert row["correct"] == str(row["label"] == row["predicted"])
+    assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
+
+
+def test_files_are_by_default_in_the_folder_of_the_run(runs: Path, capsys: Capture) -> None:
+    given = ["resamples=0", "predictions=none", "gallery=0"]
+    evaluate(capsys, f"checkpoint={runs / 'b'}", *given)
+    evaluate(capsys, f"checkpoint={runs / 'b'}", *given, "augmentation=flip", "split=test")
+    found = {str(p.relative_to(runs / "b" / "evaluation")) for p in runs.glob("b/evaluation/*/*")}
+    folders = ("val", "test-flip")
+    assert found == {f"{f}/report.{kind}" for f in folders for kind in ("json", "html")}
+
+
+def test_numbers_are_the_same_for_any_batch_size_and_workers(runs: Path, capsys: Capture) -> None:
+    whole = evaluate(capsys, f"checkpoint={runs / 'swin'}", "save=false")
+    for given in (["batch_size=1"], ["batch_size=7"], ["loader.workers=2", "batch_size=5"]):
+        found = evaluate(capsys, f"checkpoint={runs / 'swin'}", "save=false", *given)
+        assert_same(found, whole)
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Counts are equal, means agree to six digits."""
+    for model, other in zip(found["models"], expected["models"], strict=True):
+        assert model["metrics"] == pytest.approx(other["metrics"], rel=1e-6)
+        for name in ("top1", "top5", "balanced_accuracy", "samples"):
+            assert model["metrics"][name] == other["metrics"][name]
+        for name, limits in model["intervals"].items():
+            assert limits == pytest.approx(other["intervals"][name], rel=1e-6)
+        temperature = other["calibration"]["temperature"]["temperature"]
+        assert model["calibration"]["temperature"]["temperature"] == pytest.approx(
+            temperature, rel=1e-5
+        )
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_same_numbers_and_files_as_one(
+    runs: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    given = [f"checkpoint=[{runs / 'a'},{runs / 'swin'}]", "batch_size=5", "neighbours=3"]
+    alone = evaluate(capsys, *given, f"output={tmp_path / 'one'}")
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "eval.py"]
+    result = subprocess.run(
+        [sys.executable, *launch, *SMALL, "format=json", *given, f"output={tmp_path / 'two'}"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    together = json.loads(result.stdout)
+    assert_same(together, alone)
+    assert [m["neighbours"] for m in together["models"]] == [
+        m["neighbours"] for m in alone["models"]
+    ]
+    for name in ("a", "swin"):
+        tables = [tmp_path / place / f"predictions-{name}.csv" for place in ("one", "two")]
+        samples = [[row["sample"] for row in csv.DictReader(t.open(newline=""))] for t in tables]
+        assert samples[0] == samples[1] == [str(i) for i in range(24)]
+
+
+def test_same_pictures_in_folders_of_another_order_give_the_same_numbers(
+    runs: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    root = write_pictures(runs, tmp_path / "pictures")
+    direct = evaluate(capsys, f"checkpoint={runs / 'a'}", "save=false")
+    given = ["data=folder", f"data.root={root}", "save=false"]
+    found = evaluate(capsys, f"checkpoint={runs / 'a'}", *given)
+    for name in ("top1", "top5", "samples", "balanced_accuracy"):
+        expected = direct["models"][0]["metrics"][name]
+        assert found["models"][0]["metrics"][name] == pytest.approx(expected, rel=1e-12)
+    assert found["models"][0]["metrics"]["loss"] == pytest.approx(
+        direct["models"][0]["metrics"]["loss"], rel=1e-6
+    )
+    assert any("another order" in note for note in found["notes"])
+    assert any("data.image_size = 224" in note for note in found["notes"])
+
+
+def test_data_with_some_of_the_classes_is_evaluated_among_all_of_them(
+    runs: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    root = write_pictures(runs, tmp_path / "pictures", classes=3)
+    given = ["data=folder", f"data.root={root}", f"output={tmp_path / 'out'}"]
+    found = evaluate(capsys, f"checkpoint={runs / 'a'}", *given)
+    assert found["pictures"] == 9
+    assert any("3 of the 8 classes" in note for note in found["notes"])
+    stored = json.loads((tmp_path / "out" / "report.json").read_text())
+    rows = stored["models"][0]["classes"]
+    assert [row["pictures"] for row in rows] == [3, 3, 3, 0, 0, 0, 0, 0]
+    assert rows[7]["recall"] is None
+
+
+def test_data_with_other_classes_is_refused_by_name(
+    runs: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    root = write_pictures(runs, tmp_path / "pictures")
+    (root / "val" / "blue striped disc").rename(root / "val" / "blue striped discs")
+    text = refused(capsys, f"checkpoint={runs / 'a'}", "data=folder", f"data.root={root}")
+    assert "1 of the 8 classes of the data are unknown" in text
+    assert "blue striped discs: Did you mean 'blue striped disc'?" in text
+
+
+def test_empty_folder_is_refused(runs: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "val").mkdir()
+    text = refused(capsys, f"checkpoint={runs / 'a'}", "data=folder", f"data.root={tmp_path}")
+    assert str(tmp_path) in text and "no pictures" in text
+
+
+def test_picture_of_0_bytes_is_named_or_skipped_and_reported(
+    runs: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    root = write_pictures(runs, tmp_path / "pictures")
+    empty = next(root.rglob("*.png"))
+    empty.write_bytes(b"")
+    given = [f"checkpoint={runs / 'a'}", "data=folder", f"data.root={root}", "save=false"]
+    text = refused(capsys, *given, code=1)
+    assert str(empty) in text and "0 bytes" in text
+    skip = ["data.on_error=skip", "data.max_error_share=0.1"]
+    found = evaluate(capsys, *given, *skip)
+    assert found["pictures"] == found["models"][0]["metrics"]["samples"] == 23
+    assert found["skipped"] == [str(empty)]
+
+
+def test_checkpoint_of_a_future_version_is_refused(
+    runs: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors, record = read_checkpoint(runs / "a" / "checkpoints" / "best.safetensors")
+    with monkeypatch.context() as future:
+        future.setattr("vision.checkpoints.record.FORMAT", 99)
+        write_checkpoint(tmp_path / "new.safetensors", tensors, {**record, "format": 99})
+    text = refused(capsys, f"checkpoint={tmp_path / 'new.safetensors'}", code=1)
+    assert "new.safetensors" in text and "format 99" in text
+
+
+def test_several_checkpoints_are_compared_with_the_first(
+    runs: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    both = f"checkpoint=[{runs / 'a'},{runs / 'b'},{runs / 'a'}]"
+    found = evaluate(capsys, both, f"output={tmp_path}")
+    first, second, again = found["models"]
+    assert first["differences"] is None
+    gap = second["metrics"]["loss"] - first["metrics"]["loss"]
+    assert second["differences"]["loss"]["value"] == pytest.approx(gap)
+    assert second["differences"]["loss"]["low"] <= gap <= second["differences"]["loss"]["high"]
+    assert all(d["low"] == d["high"] == 0 for d in again["differences"].values())
+    assert len({model["name"] for model in found["models"]}) == 3
+    assert len(list(tmp_path.glob("predictions-*.csv"))) == 3
+    capsys.readouterr()
+    assert main(["eval", *SMALL, both, "save=false"]) == 0
+    table = capsys.readouterr().out
+    assert "Difference from" in table and "undecided" in table
+
+
+def test_checkpoints_of_different_data_are_not_compared(
+    runs: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    other = words(tmp_path, "duration=1steps", "evaluate_every=1steps", "schedule.warmup=0steps")
+    assert main(["train", *other, "data.seed=5"]) == 0
+    both = f"checkpoint=[{runs / 'a'},{tmp_path / 'run'}]"
+    assert "trained on different data" in refused(capsys, both, "save=false")
+    found = evaluate(capsys, both, "save=false", "data=shapes", "data.val_samples=16")
+    assert found["pictures"] == 16
+
+
+def test_raw_and_averaged_weights_give_different_numbers(runs: Path, capsys: Capture) -> None:
+    losses = {}
+    for weights in ("raw", "ema", "auto"):
+        found = evaluate(capsys, f"checkpoint={runs / 'a'}", "save=false", f"weights={weights}")
+        losses[weights] = found["models"][0]["metrics"]["loss"]
+    assert losses["auto"] == losses["ema"] != losses["raw"]
+    assert "weights=ema" in refused(capsys, f"checkpoint={runs / 'b'}", "weights=ema")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [["image_size=24"], ["image_size=[16,24]"], ["window=2"], ["crop_ratio=0.7"]],
+    ids=" ".join,
+)
+def test_another_geometry_changes_the_numbers_but_not_the_pictures(
+    runs: Path, capsys: Capture, given: list[str]
+) -> None:
+    usual = evaluate(capsys, f"checkpoint={runs / 'swin'}", "save=false")["models"][0]
+    other = evaluate(capsys, f"checkpoint={runs / 'swin'}", "save=false", *given)["models"][0]
+    assert other["metrics"]["samples"] == usual["metrics"]["samples"]
+    assert other["metrics"]["loss"] != usual["metrics"]["loss"]
+    assert other["metrics"]["loss"] == pytest.approx(usual["metrics"]["loss"], rel=0.3)
+
+
+def test_window_of_a_model_without_windows_is_refused(runs: Path, capsys: Capture) -> None:
+    assert "only a Swin has windows" in refused(capsys, f"checkpoint={runs / 'a'}", "window=2")
+
+
+def test_neighbours_are_those_that_scikit_learn_finds(runs: Path, capsys: Capture) -> None:
+    from sklearn.neighbors import KNeighborsClassifier
+
+    from vision.data.decode import open_picture
+    from vision.data.preprocess import normalizer
+    from vision.data.transforms import evaluation_pixels
+    from vision.evaluation.stored import load_stored
+
+    found = evaluate(capsys, f"checkpoint={runs / 'swin'}", "save=false", "neighbours=4")
+    stored = load_stored(runs / "swin", "auto", torch.device("cpu"))
+    normalize = normalizer(stored.preprocess, torch.device("cpu"))
+
+    def features(split: Any) -> tuple[np.ndarray, np.ndarray]:
+        source = build_source(stored.data, split)
+        opened = [open_picture(source.read(i), 3, "") for i in range(len(source))]
+        pixels = np.stack([evaluation_pixels(p, stored.preprocess) for p in opened])
+        images = normalize(torch.from_numpy(pixels).permute(0, 3, 1, 2))
+        with torch.no_grad():
+            tokens = stored.model.forward_features(images)
+        return tokens.mean(1).numpy(), source.labels
+
+    peer = KNeighborsClassifier(4, metric="cosine", weights=lambda d: np.exp((1 - d) / 0.07))
+    peer.fit(*features("train"))
+    expected = peer.score(*features("val"))
+    assert found["models"][0]["neighbours"] == {"k": 4, "top1": expected}
+    text = refused(capsys, f"checkpoint={runs / 'swin'}", "neighbours=41", "save=false")
+    assert "neighbours = 41, but there are only 40 training pictures" in text
+
+
+def test_parquet_has_the_rows_of_the_csv_file(runs: Path, tmp_path: Path, capsys: Capture) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    for kind in ("csv", "parquet"):
+        given = [f"checkpoint={runs / 'a'}", f"output={tmp_path}", f"predictions={kind}"]
+        evaluate(capsys, *given)
+    with (tmp_path / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    table = parquet.read_table(tmp_path / "predictions.parquet").to_pylist()
+    assert [{key: str(value) for key, value in row.items()} for row in table] == rows
+
+
+def test_parquet_without_pyarrow_is_refused_before_any_work(
+    runs: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vision.evaluation.files.find_spec", lambda name: None)
+    text = refused(capsys, f"checkpoint={runs / 'a'}", "predictions=parquet")
+    assert "needs pyarrow" in text and "predictions=csv" in text
+
+
+def test_output_that_cannot_be_written_is_named(
+    runs: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "file").write_text("")
+    text = refused(capsys, f"checkpoint={runs / 'a'}", f"output={tmp_path / 'file' / 'x'}")
+    assert str(tmp_path / "file") in text and "save=false" in text
+
+
+def test_table_for_people_has_the_numbers_of_the_report(runs: Path, capsys: Capture) -> None:
+    found = evaluate(capsys, f"checkpoint={runs / 'a'}", "save=false")["models"][0]
+    assert main(["eval", *SMALL, f"checkpoint={runs / 'a'}", "save=false"]) == 0
+    text = capsys.readouterr().out
+    for name in ("top1", "loss", "brier", "ece", "macro_f1"):
+        assert f"{found['metrics'][name]:.4f}" in text
+    assert "worst classes" in text and f"{found['cost']['parameters']:,}" in text

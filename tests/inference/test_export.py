@@ -1,0 +1,107 @@
+"""Exports run without this project and give the same answers."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made import a_run
+from PIL import Image
+
+import vision
+from vision.cli import main
+from vision.inference.export import ExportError, largest_difference
+
+FAMILIES = {
+    "vit": (),
+    "swin": ("model=swin_mini", "model.width=24", "model.window=3"),
+    "swin_v2": ("model=swinv2_mini", "model.width=24", "model.window=3"),
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return a_run(tmp_path_factory.mktemp("run"), *FAMILIES[request.param])
+
+
+def photo(folder: Path) -> Path:
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)
+    path = folder / "photo.jpg"
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["onnx", "torch_export"])
+def test_export_runs_by_its_own_readme_and_gives_the_same_class(
+    run: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    if kind == "onnx":
+        pytest.importorskip("onnxruntime")
+    folder = tmp_path / kind
+    assert main(["export", f"checkpoint={run}", f"format={kind}", f"output={folder}"]) == 0
+    assert "largest difference" in capsys.readouterr().out
+    picture = photo(folder)
+    monkeypatch.chdir(folder)
+    text = folder.joinpath("README.md").read_text()
+    names: dict[str, object] = {}
+    exec(text.split("```python\n")[1].split("```")[0], names)
+    logits = np.asarray(names["logits"])
+    loaded = vision.load(run)
+    assert capsys.readouterr().out.strip() == loaded.predict(picture).label
+    shares = np.exp(logits[0] - logits[0].max())
+    assert shares.max() / shares.sum() == pytest.approx(
+        loaded.predict(picture).probability, abs=0.02
+    )
+
+
+def test_export_as_safetensors_holds_weights_preprocessing_and_classes(
+    run: Path, tmp_path: Path
+) -> None:
+    from safetensors.numpy import load_file
+
+    folder = tmp_path / "out"
+    assert main(["export", f"checkpoint={run}", "format=safetensors", f"output={folder}"]) == 0
+    loaded = vision.load(run)
+    stored = load_file(folder / "model.safetensors")
+    expected = loaded.model.state_dict()
+    assert set(stored) == set(expected)
+    assert all((stored[name] == expected[name].numpy()).all() for name in expected)
+    assert folder.joinpath("classes.txt").read_text().split() == list(loaded.classes)
+    assert json.loads(folder.joinpath("preprocess.json").read_text())["image_size"] == [24, 24]
+
+
+@pytest.mark.parametrize("difference", [0.5, float("nan")])
+def test_export_that_differs_from_its_model_is_not_written(
+    tmp_path: Path,
+    difference: float,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("vision.inference.export.largest_difference", lambda *_: difference)
+    run, folder = a_run(tmp_path / "run"), tmp_path / "out"
+    words = [f"checkpoint={run}", "format=safetensors", f"output={folder}"]
+    assert main(["export", *words]) == 1
+    assert "nothing was written" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_largest_difference_sees_other_probabilities_and_other_shapes(tmp_path: Path) -> None:
+    loaded = vision.load(a_run(tmp_path / "run"))
+    assert largest_difference(loaded, lambda images: loaded.model(images) + 3) < 1e-6
+    assert largest_difference(loaded, lambda images: 2 * loaded.model(images)) > 1e-3
+    assert math.isnan(largest_difference(loaded, lambda images: loaded.model(images) * math.nan))
+    with pytest.raises(ExportError, match="the export gives"):
+        largest_difference(loaded, lambda images: loaded.model(images)[:, :2])
+
+
+def test_export_over_existing_files_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = a_run(tmp_path / "run")
+    tmp_path.joinpath("kept.txt").write_text("mine")
+    words = [f"checkpoint={run}", "format=safetensors", f"output={tmp_path}"]
+    assert main(["export", *words]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert tmp_path.joinpath("kept.txt").read_text() == "mine"

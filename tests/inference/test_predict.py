@@ -1,0 +1,180 @@
+"""Naming pictures: from Python, and with `vision predict`."""
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from made import a_run
+from PIL import Image
+from torchvision import transforms
+
+import vision
+from vision.cli import main
+from vision.config import ConfigError
+from vision.data.decode import UnreadablePictureError
+from vision.inference.predict import bar, find_pictures
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return a_run(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def photo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pixels = np.random.default_rng(0).integers(0, 256, (50, 70, 3), dtype=np.uint8)
+    path = tmp_path_factory.mktemp("photos") / "photo.png"
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def test_load_of_a_run_predicts_what_its_model_says(run: Path, photo: Path) -> None:
+    loaded = vision.load(run)
+    torchvision = transforms.Compose(
+        [
+            transforms.Resize(27, transforms.InterpolationMode.BICUBIC),
+            transforms.CenterCrop(24),
+            transforms.ToTensor(),
+            transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ]
+    )
+    expected = torchvision(Image.open(photo))
+    assert (loaded.transform(photo) - expected).abs().max() < 0.05  # two levels of 255
+    with torch.no_grad():
+        probabilities = loaded.model(loaded.transform(photo)[None]).softmax(dim=1)[0]
+    prediction = loaded.predict(photo, top=3)
+    best = probabilities.argsort(descending=True)[:3].tolist()
+    assert [label for label, _ in prediction.top] == [loaded.classes[i] for i in best]
+    assert prediction.label == loaded.classes[best[0]]
+    assert prediction.probability == pytest.approx(probabilities.max().item(), rel=1e-5)
+    assert loaded.classes == ("bear", "cat", "dog", "eel")
+    assert not loaded.model.training
+
+
+def test_predict_takes_every_kind_of_picture_alike(run: Path, photo: Path) -> None:
+    loaded = vision.load(run)
+    image = Image.open(photo)
+    array = np.asarray(image)
+    kinds = [
+        photo,
+        str(photo),
+        photo.read_bytes(),
+        image,
+        array,
+        torch.from_numpy(array.copy()).permute(2, 0, 1),
+    ]
+    answers = loaded.predict(kinds, batch_size=4)
+    assert len(answers) == len(kinds)
+    for answer in answers:
+        assert answer.label == answers[0].label
+        assert answer.probability == pytest.approx(answers[0].probability, rel=1e-5)
+
+
+def test_features_are_what_the_head_takes(run: Path, photo: Path) -> None:
+    loaded = vision.load(run)
+    features = loaded.features([photo, photo])
+    assert features.shape[0] == 2
+    logits = loaded.model.head(loaded.features(photo))
+    assert torch.allclose(logits, loaded.model(loaded.transform(photo)[None])[0], atol=1e-5)
+
+
+def test_predict_of_an_unreadable_file_names_it(run: Path, tmp_path: Path) -> None:
+    tmp_path.joinpath("bad.jpg").write_bytes(b"no picture")
+    with pytest.raises(UnreadablePictureError, match=r"bad\.jpg"):
+        vision.load(run).predict(tmp_path / "bad.jpg")
+
+
+def test_predict_command_in_a_pipe_writes_json_lines(
+    run: Path, photo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", f"checkpoint={run}", f"images={photo}", "top=2"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    answer = json.loads(line)
+    expected = vision.load(run).predict(photo, top=2)
+    assert answer["image"] == str(photo)
+    assert answer["label"] == expected.label
+    assert [(t["label"], pytest.approx(t["probability"])) for t in answer["top"]] == list(
+        expected.top
+    )
+
+
+def test_predict_command_with_bad_files_does_the_rest_and_exits_1(
+    run: Path, photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.open(photo).save(tmp_path / "a.png")
+    tmp_path.joinpath("b.png").write_bytes(b"")
+    Image.open(photo).save(tmp_path / "c.jpg")
+    tmp_path.joinpath("notes.txt").write_text("no picture, and not named like one")
+    output = tmp_path / "out.csv"
+    code = main(["predict", f"checkpoint={run}", str(tmp_path), f"output={output}", "batch_size=2"])
+    assert code == 1
+    error = capsys.readouterr().err
+    assert "b.png: the file is empty (0 bytes)." in error
+    assert "1 of 3 pictures could not be read." in error
+    rows = list(csv.DictReader(output.open()))
+    assert [Path(row["image"]).name for row in rows] == ["a.png", "b.png", "c.jpg"]
+    assert rows[0]["label_1"] and not rows[1]["label_1"] and "empty" in rows[1]["error"]
+    assert float(rows[0]["probability_1"]) >= float(rows[0]["probability_2"])
+
+
+def test_predict_command_as_a_table_shows_names_and_bars(
+    run: Path, photo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", f"checkpoint={run}", f"images={photo}", "format=table"]) == 0
+    output = capsys.readouterr().out
+    assert "photo.png" in output and "%" in output and "█" in output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["images=[]"], "images: which ones?"),
+        (["images=nowhere/*.jpg"], "images: there is no picture in 'nowhere/*.jpg'."),
+    ],
+)
+def test_predict_command_without_pictures_exits_2(
+    run: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", f"checkpoint={run}", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_predict_command_with_missing_file_names_it_and_exits_1(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", f"checkpoint={run}", "images=nowhere.jpg"]) == 1
+    assert "nowhere.jpg: No such file or directory" in capsys.readouterr().err
+
+
+def test_find_pictures_takes_folders_patterns_and_lists_each_file_once(tmp_path: Path) -> None:
+    names = ["b.jpg", "a.PNG", "deep/c.webp"]
+    for name in [*names, "deep/readme.md"]:
+        tmp_path.joinpath(name).parent.mkdir(exist_ok=True)
+        tmp_path.joinpath(name).touch()
+    everything = [tmp_path / name for name in ("a.PNG", "b.jpg", "deep/c.webp")]
+    assert find_pictures([str(tmp_path)]) == everything
+    assert find_pictures([f"{tmp_path}/*.jpg", str(tmp_path)]) == [
+        everything[1], everything[0], everything[2],
+    ]  # fmt: skip
+    listed = io.StringIO(f"{tmp_path / 'b.jpg'}\n\n{tmp_path / 'odd name'}\n")
+    assert find_pictures(["-"], listed) == [tmp_path / "b.jpg", tmp_path / "odd name"]
+    tmp_path.joinpath("empty").mkdir()
+    with pytest.raises(ConfigError, match="no picture in"):
+        find_pictures([str(tmp_path / "empty")])
+
+
+def test_find_pictures_reads_a_list_from_standard_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("x.jpg\n"))
+    assert find_pictures(["-"]) == [Path("x.jpg")]
+
+
+@pytest.mark.parametrize(("share", "length"), [(0.0, 0), (0.5, 10), (1.0, 20), (0.51, 11)])
+def test_bar_is_as_long_as_its_share(share: float, length: int) -> None:
+    assert len(bar(share)) == length

@@ -1,0 +1,145 @@
+"""The way back: weights of this project, or of any other, in the files that a library reads."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vision.checkpoints.atomic import replacing
+from vision.checkpoints.errors import CheckpointError
+from vision.checkpoints.export_huggingface import huggingface_model, huggingface_preprocessor
+from vision.checkpoints.export_pytorch import official_tensors, torchvision_tensors
+from vision.checkpoints.export_timm import timm_model
+from vision.checkpoints.exporting import Export
+from vision.checkpoints.infer import infer_model
+from vision.checkpoints.load import fit_source
+from vision.checkpoints.native import write_checkpoint
+from vision.checkpoints.source import WhichWeights, open_source
+from vision.config import ConfigError, Size, suggest
+from vision.models.build import build_model
+
+Format = Literal["timm", "torchvision", "huggingface", "official", "vision"]
+FORMATS = ("timm", "torchvision", "huggingface", "official", "vision")
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What was written."""
+
+    files: tuple[Path, ...]
+    format: Format
+    layout: str
+    """Of the source."""
+    tensors: int
+    notes: tuple[str, ...]
+    """What the other library does otherwise, or was not told."""
+
+
+def convert(
+    source: str | Path,
+    format: Format,
+    output: Path,
+    *,
+    weights: WhichWeights = "auto",
+    trained_size: Size | None = None,
+    **given: Any,
+) -> Conversion:
+    """Write weights as another library stores them; the numbers stay the same, bit by bit.
+
+    timm and huggingface: a new folder that the library opens by its path. torchvision, official and
+    vision: a new file. A model that the library cannot express is refused with the reason.
+    """
+    if format not in FORMATS:
+        raise ConfigError(f"format: '{format}' is unknown. {suggest(str(format), FORMATS)}")
+    _check_free(output)
+    opened = open_source(source, weights)
+    inferred = infer_model(opened, trained_size=trained_size, **given)
+    size, channels, classes = inferred.image_size, inferred.channels, inferred.classes
+    model = build_model(inferred.config, size, channels=channels, classes=classes, device="meta")
+    fitting = fit_source(model, opened, new_head="never", trained_size=size)
+    export = Export(model, inferred, fitting.tensors)
+    written: list[Path] = []
+    try:
+        match format:
+            case "timm":
+                tensors, config = timm_model(export)
+                written = _write_folder(output, tensors, {"config.json": config})
+            case "huggingface":
+                tensors, config = huggingface_model(export)
+                beside = {"config.json": config} | huggingface_preprocessor(export)
+                written = _write_folder(output, tensors, beside)
+            case "torchvision":
+                tensors = torchvision_tensors(export)
+                written = _write_file(output, tensors)
+            case "official":
+                tensors = official_tensors(export)
+                written = _write_file(output, {"model": tensors})
+            case "vision":
+                tensors = {f"model.{name}": tensor for name, tensor in fitting.tensors.items()}
+                write_checkpoint(output, tensors, _record(export))
+                written = [output]
+    except OSError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(
+            f"{output} cannot be written: {error.strerror or error}.", error.errno
+        ) from error
+    notes = (*export.notes, *inferred.assumed, *fitting.warnings)
+    return Conversion(tuple(written), format, inferred.layout, len(tensors), notes)
+
+
+def _check_free(output: Path) -> None:
+    """Nothing that is there is overwritten."""
+    if output.is_dir() and not any(output.iterdir()):
+        return
+    if output.exists():
+        raise ConfigError(f"output: {output} exists already; name a new file or folder.")
+
+
+def _write_folder(
+    folder: Path, tensors: Mapping[str, Tensor], beside: Mapping[str, Mapping[str, Any]]
+) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = folder / "model.safetensors"
+    # Parts of one tensor of ours share its memory, which the library refuses to store.
+    own = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
+    save_file(own, weights, metadata={"format": "pt"})
+    files = [weights]
+    for name, content in beside.items():
+        files.append(folder / name)
+        files[-1].write_text(json.dumps(content, indent=2) + "\n")
+    return files
+
+
+def _write_file(path: Path, content: Mapping[str, Any]) -> list[Path]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    def own(value: Any) -> Any:
+        """A part of a tensor is stored with all of its memory, unless it has its own."""
+        if isinstance(value, Tensor):
+            return value.detach().contiguous().clone()
+        return {name: own(inner) for name, inner in value.items()}
+
+    with replacing(path) as file:
+        torch.save(own(content), file)
+    return [path]
+
+
+def _record(export: Export) -> dict[str, Any]:
+    """What a run stores beside its weights, as far as a foreign file tells it."""
+    inferred = export.inferred
+    names = inferred.class_names or tuple(str(index) for index in range(inferred.classes))
+    preprocess = export.preprocess()
+    return {
+        "step": 0,
+        "config": {"model": inferred.config.model_dump(mode="json")},
+        "classes": list(names),
+        "channels": inferred.channels,
+        "preprocess": {"image_size": list(inferred.image_size), **preprocess},
+        "origin": {"layout": inferred.layout, "assumed": list(inferred.assumed)},
+    }

@@ -1,0 +1,1 @@
+"""One module for each layout in which other projects store ViT and Swin."""

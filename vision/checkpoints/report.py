@@ -1,0 +1,86 @@
+"""What became of every tensor of a file and every parameter of a model, when one met the other."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_SHOWN = 3
+"""How many names stand for a group of tensors of one kind."""
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """The outcome of loading weights. Names are this project's, but in `ignored` the file's."""
+
+    source: str
+    layout: str
+    """The project whose names the file has."""
+    path_taken: tuple[str, ...] = ()
+    """What was unwrapped on the way to the weights, from the outside in."""
+    loaded: tuple[str, ...] = ()
+    """Parameters whose numbers are those of the file."""
+    converted: Mapping[str, str] = field(default_factory=dict)
+    """Parameters whose numbers are laid out or joined otherwise in the file, and how."""
+    resized: Mapping[str, str] = field(default_factory=dict)
+    """Parameters that were fitted to another geometry: from → to."""
+    new: Mapping[str, str] = field(default_factory=dict)
+    """Parameters that keep the values they started with, and why."""
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    """Tensors of the file that the model has no use for, and why."""
+    left: Mapping[str, int] = field(default_factory=dict)
+    """Other parts of the file that were not looked at, and how many tensors each has."""
+    assumed: tuple[str, ...] = ()
+    """What the file does not tell and was taken from known models, and why."""
+    warnings: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain mappings and lists, for JSON."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+        }
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What there is to tell, as pairs of a word and a sentence."""
+        inside = f", inside {' → '.join(self.path_taken)}" if self.path_taken else ""
+        count = len(self.loaded)
+        rows = [
+            ("file", self.source),
+            ("layout", f"{self.layout}{inside}"),
+            ("loaded", f"{count} tensor{'' if count == 1 else 's'} as they are"),
+        ]
+        for word in ("converted", "resized", "new", "ignored"):
+            rows += [(word, line) for line in _grouped(getattr(self, word))]
+        rows += [("left", f"{name}: {number} tensors") for name, number in self.left.items()]
+        rows += [("assumed", line) for line in self.assumed]
+        return rows + [("warning", line) for line in self.warnings]
+
+    def lines(self) -> list[str]:
+        """The report as lines of text."""
+        return [f"{word:<10}{sentence}" for word, sentence in self.rows()]
+
+    def table(self) -> "Table":
+        """The report for a terminal."""
+        from rich.table import Table
+
+        result = Table.grid(padding=(0, 2))
+        previous = ""
+        for word, sentence in self.rows():
+            result.add_row("" if word == previous else word, sentence)
+            previous = word
+        return result
+
+
+def _grouped(tensors: Mapping[str, str]) -> list[str]:
+    """One line for all tensors of which the same is to be said."""
+    groups: dict[str, list[str]] = {}
+    for name, what in tensors.items():
+        groups.setdefault(what, []).append(name)
+    lines = []
+    for what, names in groups.items():
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        lines.append(f"{', '.join(names[:_SHOWN])}{more}: {what}")
+    return lines

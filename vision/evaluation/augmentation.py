@@ -1,0 +1,62 @@
+"""Test-time augmentation: several views of a picture, whose probabilities are averaged."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from vision.config import ConfigError
+from vision.data.preprocess import Preprocess
+from vision.evaluation.configs import Augmentation
+
+NUMBER_OF_VIEWS: dict[Augmentation, int] = {"none": 1, "flip": 2, "five_crop": 5, "ten_crop": 10}
+
+
+def loaded_as(preprocess: Preprocess, augmentation: Augmentation) -> Preprocess:
+    """How pictures are to be loaded: for crops the whole square that the middle is cut from.
+
+    So the ten crops are those of Krizhevsky et al. (NeurIPS 2012, section 4.1): 224 pixels from the
+    corners and the middle of 256.
+    """
+    if augmentation in ("none", "flip"):
+        return preprocess
+    height, width = (math.floor(side / preprocess.crop_ratio) for side in preprocess.image_size)
+    if (height, width) == preprocess.image_size:
+        raise ConfigError(
+            f"augmentation={augmentation}: with crop_ratio = {preprocess.crop_ratio:g} there is "
+            f"nothing around the middle of {height} × {width} pixels to crop from; choose a "
+            "smaller one, such as crop_ratio=0.875, or augmentation=flip."
+        )
+    return replace(preprocess, image_size=(height, width), crop_ratio=1.0)
+
+
+def views(images: Tensor, size: tuple[int, int], augmentation: Augmentation) -> list[Tensor]:
+    """The views (b c h w) of pictures as `loaded_as` wants them; the usual one comes first."""
+    match augmentation:
+        case "none":
+            return [images]
+        case "flip":
+            return [images, images.flip(-1)]
+        case "five_crop":
+            return _crops(images, size)
+        case "ten_crop":
+            crops = _crops(images, size)
+            return [*crops, *(crop.flip(-1) for crop in crops)]
+
+
+def _crops(images: Tensor, size: tuple[int, int]) -> list[Tensor]:
+    """The middle, then the corners."""
+    height, width = size
+    below, right = images.shape[-2] - height, images.shape[-1] - width
+    places = [(round(below / 2), round(right / 2)), (0, 0), (0, right), (below, 0), (below, right)]
+    return [images[..., top : top + height, left : left + width] for top, left in places]
+
+
+def average(logits: Sequence[Tensor]) -> Tensor:
+    """Logits whose softmax is the mean of the views' softmax; of one view its own."""
+    if len(logits) == 1:
+        return logits[0].float()
+    logs = torch.stack([view.float().log_softmax(1) for view in logits])
+    return logs.logsumexp(0) - math.log(len(logits))

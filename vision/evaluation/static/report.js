@@ -1,0 +1,127 @@
+"use strict";
+// Puts the page together and keeps its state: which model, which theme, which pair of classes.
+
+const { report, galleries } = JSON.parse(byId("data").textContent);
+const names = report.class_names;
+const state = { model: 0, pair: null };
+const matrix = confusionView(byId("confusion"), (square) => readout(square), (square) => pick(square));
+
+function readout(square) {
+  const box = byId("readout");
+  if (!square) {
+    const block = matrix.state().block;
+    const text = block > 1 ? `Each square stands for ${block} × ${block} classes; zoom in to see them one by one.` : "Point at a square to read it.";
+    box.replaceChildren(element("span", { class: "muted" }, text));
+    return;
+  }
+  const list = (classes) => (classes.length > 1 ? `${names[classes[0]]} … ${names[classes[classes.length - 1]]}` : names[classes[0]]);
+  const lines = [["is", list(square.rows)], ["said", list(square.columns)]];
+  const share = (count) => `${whole(count)} of ${whole(square.total)} pictures (${percent(square.total ? count / square.total : null)})`;
+  const parts = lines.map(([word, text]) => element("div", {}, element("span", { class: "muted" }, word + " "), text));
+  if (square.right) parts.push(element("div", {}, element("b", {}, share(square.right)), " right"));
+  if (square.wrong || !square.right) parts.push(element("div", {}, element("b", {}, share(square.wrong)), square.block > 1 ? " wrong" : ""));
+  if (square.block > 1 && square.pairs.length) {
+    const [actual, predicted, count] = square.pairs.reduce((best, pair) => (pair[2] > best[2] ? pair : best));
+    parts.push(element("div", { class: "muted" }, `most: ${names[actual]} → ${names[predicted]} (${count})`));
+  }
+  box.replaceChildren(...parts);
+}
+
+function pick(square) {
+  if (square && square.pairs.length) {
+    const [actual, predicted] = square.pairs.reduce((best, pair) => (pair[2] > best[2] ? pair : best));
+    showPair([actual, predicted]);
+  }
+}
+
+function showPair(pair) {
+  state.pair = pair;
+  gallerySection(report, report.models[state.model], galleries[state.model], pair, () => showPair(null));
+}
+
+function order() {
+  const model = report.models[state.model];
+  const all = [...names.keys()];
+  if (byId("order").value === "recall") {
+    const recall = (number) => model.classes[number].recall ?? 2;
+    return all.sort((a, b) => recall(a) - recall(b) || a - b);
+  }
+  return byId("order").value === "similar" ? similarOrder(model) : all;
+}
+
+function drawMatrix(keepView) {
+  matrix.show(report.models[state.model], names, order(), byId("only-mistakes").checked, keepView);
+  readout(null);
+  const ramp = (colour) => element("div", { class: "ramp", style: `background:linear-gradient(90deg, var(--panel), var(--${colour}))` });
+  byId("legend").replaceChildren("right", ramp("accent"), "wrong", ramp("wrong"),
+    element("span", { class: "wide" }, `0 to 100 % of a row; wrong: to ${percent(matrix.state().most)}`));
+}
+
+function pairsList(model) {
+  const mistakes = model.confusion.filter(([actual, predicted]) => actual !== predicted);
+  mistakes.sort((a, b) => b[2] - a[2]);
+  byId("pairs").replaceChildren(...mistakes.slice(0, 12).map(([actual, predicted, count]) => {
+    const text = `${names[actual]} → ${names[predicted]}`;
+    const show = () => showPair([actual, predicted]);
+    return element("li", {}, element("button", { type: "button", title: text, onclick: show }, element("span", {}, text), element("b", {}, whole(count))));
+  }));
+}
+
+function showModel(index) {
+  state.model = index;
+  const model = report.models[index];
+  byId("title").textContent = model.name;
+  const window_ = model.window ? `, windows ${[...new Set(model.window.map((w) => w.join("×")))].join(", ")}` : "";
+  const views = report.augmentation === "none" ? "" : `, ${report.augmentation.replace("_", " ")}`;
+  byId("about").textContent = `${whole(report.pictures)} pictures of ${report.data} (${report.split}), ${whole(names.length)} classes · ` +
+    `${model.image_size.join(" × ")} pixels${window_}${views} · ${model.weights} weights, step ${whole(model.step)} · ${model.checkpoint}`;
+  summarySection(report, model);
+  drawMatrix(false);
+  pairsList(model);
+  calibrationSection(model);
+  classesSection(model, (number) => { matrix.goTo(number); byId("confusion").scrollIntoView({ block: "center" }); });
+  showPair(null);
+}
+
+// The class of this name, or else the first whose name has it as a part.
+function jump(text) {
+  const part = text.trim().toLowerCase();
+  const exact = names.indexOf(text.trim());
+  const number = exact >= 0 ? exact : names.findIndex((name) => name.toLowerCase().includes(part));
+  if (!part || number < 0) return;
+  matrix.goTo(number);
+  readout(null);
+}
+
+function setTheme(name) {
+  document.documentElement.dataset.theme = name;
+  byId("theme").textContent = name === "dark" ? "☀ light" : "☾ dark";
+  if (report.models.length && matrix.view.span > 0 && byId("title").textContent) matrix.draw();
+}
+
+function start() {
+  document.title = `Evaluation: ${report.models.map((model) => model.name).join(", ")}`;
+  setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  byId("theme").onclick = () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+  byId("model-choice").hidden = report.models.length < 2;
+  byId("model").replaceChildren(...report.models.map((model, i) => element("option", { value: i }, model.name)));
+  byId("model").onchange = (event) => showModel(Number(event.target.value));
+  byId("order").onchange = () => drawMatrix(true);
+  byId("only-mistakes").onchange = () => drawMatrix(true);
+  byId("class-names").replaceChildren(...names.map((name) => element("option", { value: name })));
+  byId("jump").onchange = (event) => jump(event.target.value);
+  byId("zoom-in").onclick = () => { matrix.zoom(0.5); readout(null); };
+  byId("zoom-out").onclick = () => { matrix.zoom(2); readout(null); };
+  byId("zoom-fit").onclick = () => { matrix.fit(); readout(null); };
+  const skipped = report.skipped.length ? [`${report.skipped.length} pictures could not be read and are not counted: ${report.skipped.slice(0, 5).join(", ")}${report.skipped.length > 5 ? " …" : ""}`] : [];
+  const notes = [...report.notes, ...skipped];
+  byId("notes").hidden = notes.length === 0;
+  byId("notes").replaceChildren(...notes.map((text) => element("p", {}, text)));
+  byId("definitions").replaceChildren(...Object.entries(report.definitions).flatMap(([word, text]) => [element("dt", {}, word), element("dd", {}, text)]));
+  comparisonSection(report);
+  showModel(0);
+  addEventListener("resize", () => matrix.draw());
+}
+
+start();
+window.api = { report, galleries, state, matrix, showModel, showPair };

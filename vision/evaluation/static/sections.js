@@ -1,0 +1,173 @@
+"use strict";
+// Everything on the page but the confusion matrix.
+
+const LABELS = {
+  top1: "top-1 accuracy", top5: "top-5 accuracy", balanced_accuracy: "balanced accuracy",
+  macro_f1: "macro-F1", loss: "loss (= NLL)", brier: "Brier score", ece: "calibration error (ECE)",
+};
+const SHARES = ["top1", "top5", "balanced_accuracy", "macro_f1"];
+const LOWER = ["loss", "brier", "ece"];
+
+function summarySection(report, model) {
+  const metric = (key, value) => (SHARES.includes(key) ? percent(value, 2) : decimal(value));
+  const interval = (key) => {
+    const found = model.intervals[key];
+    if (!found) return null;
+    const [low, high] = found.map((value) => metric(key, value));
+    return low === high ? `95\u00a0%: ${low}` : `95\u00a0%: ${low.replace("\u00a0%", "")} – ${high}`;
+  };
+  const card = (label, value, below) =>
+    element("div", { class: "card" }, element("span", {}, label), element("b", {}, value),
+      below ? element("span", {}, below) : null);
+  const cards = Object.keys(LABELS).slice(1).map((key) => card(LABELS[key], metric(key, model.metrics[key]), interval(key)));
+  const scaled = model.calibration.temperature;
+  if (scaled) cards.push(card("temperature", decimal(scaled.temperature, 3), `ECE ${decimal(scaled.before.ece)} → ${decimal(scaled.after.ece)}`));
+  if (model.neighbours) cards.push(card(`${model.neighbours.k}-NN accuracy`, percent(model.neighbours.top1, 2), "of the features"));
+  cards.push(card("parameters", large(model.cost.parameters)), card("MACs per picture", large(model.cost.macs)));
+  cards.push(card("pictures per second", large(model.speed.model ?? model.speed.total), `${large(model.speed.total)} with loading`));
+  const wrong = Math.round(model.metrics.samples * (1 - model.metrics.top1));
+  const hero = element("div", { class: "panel hero" }, element("span", {}, LABELS.top1),
+    element("b", {}, percent(model.metrics.top1, 2)), interval("top1") ? element("span", {}, interval("top1")) : null,
+    element("span", {}, `${whole(wrong)} of ${whole(report.pictures)} pictures wrong`));
+  byId("summary").replaceChildren(hero, element("div", { class: "cards" }, ...cards));
+}
+
+function comparisonSection(report) {
+  const [baseline, ...others] = report.models;
+  const rows = others.flatMap((model) => Object.entries(model.differences || {}).map(([key, value]) => ({ model, key, ...value })));
+  byId("comparison").hidden = rows.length === 0;
+  if (!rows.length) return;
+  byId("comparison-about").textContent = `Model minus ${baseline.name}, on the same pictures. Lines: 95 % confidence by a paired bootstrap; where they cross zero the pictures do not decide. Accuracies in percentage points.`;
+  const reach = (shares) => Math.max(1e-9, ...rows.filter((row) => SHARES.includes(row.key) === shares).flatMap((row) => [Math.abs(row.low), Math.abs(row.high)]));
+  const scales = { true: reach(true), false: reach(false) };
+  const body = rows.map((row) => {
+    const share = SHARES.includes(row.key);
+    const shown = (value) => (share ? signed(100 * value, 2) : signed(value, 4));
+    const better = row.value < 0 === LOWER.includes(row.key);
+    const verdict = row.decided ? (better ? "better" : "worse") : "undecided";
+    return element("tr", {}, element("td", {}, row.model.name), element("td", {}, LABELS[row.key]),
+      element("td", { class: "number" }, shown(row.value)),
+      element("td", { class: "number" }, `${shown(row.low)} to ${shown(row.high)}`),
+      element("td", {}, forest(row, scales[share], row.decided ? verdict : "")),
+      element("td", { class: "number" }, percent(row.better)),
+      element("td", { class: row.decided ? verdict : "muted" }, verdict));
+  });
+  const heads = ["model", "metric", "difference", "95 % confidence", "", "draws in which better", ""];
+  const head = element("tr", {}, ...heads.map((text, i) => element("th", { class: [2, 3, 5].includes(i) ? "number" : null }, text)));
+  byId("comparison-table").replaceChildren(head, ...body);
+}
+
+function forest(row, reach, kind) {
+  const x = (value) => 80 + (72 * value) / reach;
+  return element("svg", { viewBox: "0 0 160 18", style: "width:160px", "aria-hidden": "true" },
+    element("line", { class: "axis", x1: 80, x2: 80, y1: 0, y2: 18 }),
+    element("g", { class: kind },
+      element("line", { class: "span", x1: x(row.low), x2: x(row.high), y1: 9, y2: 9 }),
+      element("circle", { class: "point", cx: x(row.value), cy: 9, r: 4 })));
+}
+
+function calibrationSection(model) {
+  const { all, temperature } = model.calibration;
+  const curves = [["all", "all pictures", all]];
+  if (temperature) {
+    curves.push(["before", "other half, T = 1", temperature.before]);
+    curves.push(["after", `other half, T = ${temperature.temperature.toFixed(2)}`, temperature.after]);
+  }
+  const choose = (key) => {
+    for (const button of byId("curves").children) button.setAttribute("aria-checked", String(button.dataset.key === key));
+    byId("reliability").replaceChildren(reliabilityDiagram(curves.find((curve) => curve[0] === key)[2]));
+  };
+  byId("curves").replaceChildren(...curves.map(([key, label]) =>
+    element("button", { type: "button", role: "radio", "data-key": key, onclick: () => choose(key) }, label)));
+  choose("all");
+  const heads = ["", "pictures", "NLL", "Brier", "ECE"];
+  byId("calibration-table").replaceChildren(
+    element("tr", {}, ...heads.map((text, i) => element("th", { class: i ? "number" : null }, text))),
+    ...curves.map(([, label, curve]) => element("tr", {}, element("td", {}, label),
+      ...[whole(curve.pictures), decimal(curve.nll), decimal(curve.brier), decimal(curve.ece)].map((text) => element("td", { class: "number" }, text)))));
+  byId("calibration-about").textContent = temperature
+    ? `The temperature ${temperature.temperature.toFixed(3)} was fitted on ${whole(temperature.fitted_on)} pictures and is judged on the ${whole(temperature.before.pictures)} others. ` +
+      (temperature.at_limit ? "It is at the end of the range that is searched. " : "") +
+      (temperature.temperature > 1 ? "Above 1, the model was too sure of itself." : "Below 1, the model was not sure enough of itself.")
+    : "There are too few pictures, or logits that are not finite, for fitting a temperature.";
+}
+
+function reliabilityDiagram(curve) {
+  const [left, top, side, below] = [44, 8, 330, 62];
+  const x = (value) => left + side * value;
+  const y = (value) => top + side * (1 - value);
+  const most = Math.max(...curve.bins.map((bin) => bin.count), 1);
+  const base = top + side + 18 + below;
+  const parts = [];
+  for (const tick of [0, 0.25, 0.5, 0.75, 1]) {
+    parts.push(element("line", { class: "axis", x1: left, x2: left + side, y1: y(tick), y2: y(tick) }));
+    parts.push(element("text", { x: left - 7, y: y(tick) + 4, "text-anchor": "end" }, String(tick)));
+    parts.push(element("text", { x: x(tick), y: base + 16, "text-anchor": "middle" }, String(tick)));
+  }
+  for (const bin of curve.bins) {
+    if (!bin.count) continue;
+    const [from, width] = [x(bin.low) + 1, side * (bin.high - bin.low) - 2];
+    const [low, high] = [Math.min(bin.accuracy, bin.confidence), Math.max(bin.accuracy, bin.confidence)];
+    const text = `confidence ${decimal(bin.low, 2)} – ${decimal(bin.high, 2)}: ${whole(bin.count)} pictures, mean confidence ${percent(bin.confidence)}, ${percent(bin.accuracy)} right`;
+    parts.push(element("g", { class: "bin" }, element("title", {}, text),
+      element("rect", { class: "right", x: from, y: y(bin.accuracy), width, height: side * bin.accuracy }),
+      element("rect", { class: "gap", x: from, y: y(high), width, height: Math.max(0.5, side * (high - low)) }),
+      element("rect", { class: "count", x: from, y: base - (below * bin.count) / most, width, height: (below * bin.count) / most })));
+  }
+  parts.push(element("line", { class: "ideal", x1: x(0), y1: y(0), x2: x(1), y2: y(1) }));
+  parts.push(element("line", { class: "axis", x1: left, x2: left + side, y1: base, y2: base }));
+  parts.push(element("text", { x: left + side / 2, y: base + 34, "text-anchor": "middle" }, "confidence"));
+  parts.push(element("text", { transform: `translate(12 ${top + side / 2}) rotate(-90)`, "text-anchor": "middle" }, "accuracy"));
+  parts.push(element("text", { transform: `translate(12 ${base - below / 2}) rotate(-90)`, "text-anchor": "middle" }, "pictures"));
+  const label = `Reliability diagram of ${curve.pictures} pictures, expected calibration error ${decimal(curve.ece)}`;
+  return element("svg", { viewBox: `0 0 ${left + side + 12} ${base + 40}`, role: "img", "aria-label": label }, ...parts);
+}
+
+function classesSection(model, onChoose) {
+  const columns = [["name", "class"], ["pictures", "pictures"], ["recall", "recall (accuracy)"], ["precision", "precision"], ["f1", "F1"]];
+  let [key, rising] = ["recall", true];
+  const bar = (value) => element("td", {}, element("div", { class: "bar" }, element("span", {}, percent(value)),
+    element("i", { style: `--share:${100 * (value ?? 0)}%` })));
+  function fill() {
+    const wanted = byId("class-filter").value.toLowerCase();
+    const rows = model.classes.map((row, number) => ({ ...row, number })).filter((row) => row.name.toLowerCase().includes(wanted));
+    // Classes without a value come last in either direction.
+    const missing = (row) => row[key] === null;
+    rows.sort((a, b) => missing(a) - missing(b) ||
+      (rising ? 1 : -1) * (key === "name" ? a.name.localeCompare(b.name) : (a[key] ?? 0) - (b[key] ?? 0)) || a.number - b.number);
+    const head = columns.map(([name, text]) => element("th", { "aria-sort": name === key ? (rising ? "ascending" : "descending") : null, scope: "col" },
+      element("button", { type: "button", "data-key": name, onclick: () => sort(name) }, text + (name === key ? (rising ? " ▲" : " ▼") : ""))));
+    byId("classes").replaceChildren(element("thead", {}, element("tr", {}, ...head)),
+      element("tbody", {}, ...rows.map((row) => element("tr", { ondblclick: () => onChoose(row.number) },
+        element("td", {}, row.name), element("td", {}, whole(row.pictures)), bar(row.recall), bar(row.precision), bar(row.f1)))));
+    byId("class-count").textContent = `${whole(rows.length)} of ${whole(model.classes.length)} classes; a double click finds one in the matrix`;
+  }
+  function sort(name) {
+    [key, rising] = [name, name === key ? !rising : name === "name" || name === "recall"];
+    fill();
+  }
+  byId("class-filter").oninput = fill;
+  fill();
+}
+
+function gallerySection(report, model, gallery, pair, onAll) {
+  const names = report.class_names;
+  const shown = gallery.filter((entry) => !pair || (entry.label === pair[0] && entry.predicted === pair[1]));
+  const about = byId("gallery-about");
+  const wrong = Math.round(model.metrics.samples * (1 - model.metrics.top1));
+  if (pair) {
+    about.replaceChildren(`${whole(shown.length)} of these show “${names[pair[0]]}” taken for “${names[pair[1]]}”. `,
+      element("button", { type: "button", id: "show-all", onclick: onAll }, "show all"));
+  } else {
+    about.textContent = gallery.length
+      ? `The ${whole(gallery.length)} mistakes, of ${whole(wrong)}, that the model was surest of, as the model saw them.`
+      : wrong ? "No pictures were asked for." : "There is no mistake.";
+  }
+  byId("gallery").replaceChildren(...shown.map((entry) => {
+    const line = (kind, text, share) => element("div", { class: kind }, element("span", {}, text), element("span", {}, percent(share)));
+    const image = element("img", { src: entry.image, alt: `${names[entry.label]}, taken for ${names[entry.predicted]}`,
+      class: entry.image.startsWith("data:image/png") ? "small" : null });
+    return element("figure", { title: entry.name }, image, element("figcaption", {},
+      line("said", names[entry.predicted], entry.confidence), line("muted", `is ${names[entry.label]}`, entry.own)));
+  }));
+}

@@ -1,0 +1,58 @@
+"""What prediction and export can be told. Free of torch, so that a typo is answered at once."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from vision.config import Config, PositiveInt, Size
+
+
+def _several(value: object) -> object:
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
+
+
+Places = Annotated[tuple[str, ...], BeforeValidator(_several)]
+"""One path or several."""
+
+Device = Literal["auto", "cpu", "cuda", "mps"]
+
+
+class PredictConfig(Config):
+    """Pictures to name, by the model of a checkpoint."""
+
+    checkpoint: str
+    """A run's folder, a checkpoint file of any known format, or timm:… or hf:… names."""
+    images: Places
+    """Files, folders, patterns with *, or - for a list on standard input; also as plain words."""
+    weights: Literal["auto", "raw", "ema"]
+    image_size: Size | None
+    """null: the one that the model was trained with."""
+    top: PositiveInt
+    """So many classes of each picture are named."""
+    batch_size: PositiveInt
+    format: Literal["auto", "table", "jsonl", "csv"]
+    """auto: a table on a terminal, JSON lines in a pipe or a file."""
+    output: Path | None
+    """File to write instead of printing."""
+    attention: bool
+    """Save a picture of where the model looks beside each image."""
+    device: Device
+
+
+class ExportConfig(Config):
+    """A checkpoint as something that runs without this project."""
+
+    checkpoint: str
+    weights: Literal["auto", "raw", "ema"]
+    image_size: Size | None
+    """null: the one that the model was trained with."""
+    format: Literal["onnx", "torch_export", "safetensors"]
+    output: Path | None
+    """Folder to write; null: export/<format> in the run's folder or beside the file."""
+    opset: Annotated[int, Field(ge=17)]
+    """Of ONNX."""
+    tolerance: Annotated[float, Field(gt=0)]
+    """Largest difference of a probability between the export and this model; past it, no export."""

@@ -1,0 +1,151 @@
+"""`vision.load`: a model from any checkpoint, with what is needed to use it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import numpy as np
+import torch
+from einops import rearrange
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from vision.checkpoints.load import open_model
+from vision.checkpoints.report import LoadReport
+from vision.config import Size
+from vision.data.configs import PreprocessConfig
+from vision.data.decode import open_picture
+from vision.data.preprocess import Preprocess, normalizer, resolve_preprocess
+from vision.data.transforms import evaluation_pixels
+from vision.data.wordnet import imagenet_synsets, readable_names
+from vision.models.layers import Classifier
+from vision.models.swin import static_bias
+
+Picture = str | Path | bytes | Image.Image | NDArray[np.uint8] | Tensor
+"""A file's name or content, a Pillow image, a uint8 array (height, width, channels), or a uint8
+tensor (channels, height, width).
+"""
+
+Pictures = list[Picture] | tuple[Picture, ...]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says of one picture."""
+
+    label: str
+    """The most probable class."""
+    probability: float
+    top: tuple[tuple[str, float], ...]
+    """The most probable classes with their probabilities, best first."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to use: `predict`, `features`, or `model` itself as a plain module."""
+
+    model: Classifier
+    """In evaluation mode."""
+    classes: tuple[str, ...]
+    preprocess: Preprocess
+    source: Path
+    report: LoadReport
+    """What was made of the file."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    def transform(self, picture: Picture) -> Tensor:
+        """A picture of any kind as the model takes it: (channels, height, width), normalised."""
+        pixels = torch.from_numpy(np.array(self.pixels(picture)))
+        batch = rearrange(pixels, "h w c -> 1 c h w").to(self.device)
+        return normalizer(self.preprocess, self.device)(batch)[0]
+
+    def pixels(self, picture: Picture) -> NDArray[np.uint8]:
+        """What the model sees of a picture, as uint8 (height, width, channels)."""
+        channels = self.preprocess.channels
+        name = str(picture) if isinstance(picture, str | Path) else "the picture"
+        if isinstance(picture, str | Path):
+            picture = Path(picture).read_bytes()
+        elif isinstance(picture, Tensor):
+            picture = rearrange(picture, "c h w -> h w c").cpu().numpy()
+        return evaluation_pixels(open_picture(picture, channels, name), self.preprocess)
+
+    @overload
+    def predict(self, pictures: Picture, top: int = 5, batch_size: int = 32) -> Prediction: ...
+    @overload
+    def predict(
+        self, pictures: Pictures, top: int = 5, batch_size: int = 32
+    ) -> list[Prediction]: ...
+    def predict(
+        self, pictures: Picture | Pictures, top: int = 5, batch_size: int = 32
+    ) -> Prediction | list[Prediction]:
+        """The most probable classes of a picture, or of each picture of a list."""
+        listed = pictures if isinstance(pictures, list | tuple) else [pictures]
+        answers = predictions(self._run(listed, batch_size, head=True), self.classes, top)
+        return answers if isinstance(pictures, list | tuple) else answers[0]
+
+    def features(self, pictures: Picture | Pictures, batch_size: int = 32) -> Tensor:
+        """What the head is given: (width,) for a picture, (n, width) for a list."""
+        listed = pictures if isinstance(pictures, list | tuple) else [pictures]
+        found = self._run(listed, batch_size, head=False)
+        return found if isinstance(pictures, list | tuple) else found[0]
+
+    def _run(self, pictures: Sequence[Picture], batch_size: int, head: bool) -> Tensor:
+        outputs = []
+        with torch.inference_mode(), static_bias(self.model):
+            for start in range(0, len(pictures), batch_size):
+                images = torch.stack(
+                    [self.transform(p) for p in pictures[start : start + batch_size]]
+                )
+                tokens = self.model.forward_features(images)
+                outputs.append(self.model.forward_head(tokens) if head else self.model.pool(tokens))
+        return torch.cat(outputs) if outputs else torch.empty(0)
+
+
+def predictions(logits: Tensor, classes: Sequence[str], top: int) -> list[Prediction]:
+    """The most probable classes of every row of logits."""
+    best = logits.double().softmax(dim=1).topk(min(top, logits.shape[1]), dim=1)
+    rows = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    answers = []
+    for values, indices in rows:
+        named = tuple((classes[i], value) for i, value in zip(indices, values, strict=True))
+        answers.append(Prediction(named[0][0], named[0][1], named))
+    return answers
+
+
+def load(
+    source: str | Path,
+    *,
+    weights: Literal["auto", "raw", "ema"] = "auto",
+    image_size: Size | None = None,
+    device: torch.device | str = "cpu",
+    **given: Any,
+) -> Loaded:
+    """A model from a run's folder, a checkpoint file of any known format, or a name (timm:…, hf:…).
+
+    What a foreign file cannot tell may be `given`, such as `heads=4`. `image_size` is the size of
+    the pictures that the model shall see, by default the one that it was trained with.
+    """
+    model, inferred, report = open_model(
+        source, weights=weights, image_size=image_size, device=device, **given
+    )
+    preprocess = resolve_preprocess(
+        PreprocessConfig(mean="auto", std="auto", interpolation="auto", crop_ratio="auto"),
+        inferred.image_size if image_size is None else image_size,
+        inferred.channels,
+        [(inferred.preprocess_origin, inferred.preprocess)],
+    )
+    classes = inferred.class_names or _numbered(inferred.classes)
+    return Loaded(model.eval(), classes, preprocess, Path(report.source), report)
+
+
+def _numbered(classes: int) -> tuple[str, ...]:
+    """Names where a file has none: ImageNet's for its 1,000 classes, else numbers."""
+    if classes == 1000:
+        return readable_names(imagenet_synsets())
+    return tuple(f"class {number}" for number in range(classes))

@@ -1,0 +1,231 @@
+"""Attention as few bytes, on the first rung of a ladder that fits.
+
+All numbers go into one stream (`stream.py`); the header says what they are and where they lie.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from einops import rearrange
+from torch import Tensor
+
+from vision.inspection.explorer.material import ClassMaterial, Material
+from vision.inspection.explorer.stream import Numbers, Stream, as_floats, as_numbers
+from vision.inspection.layout import Layout
+from vision.inspection.record import Captured, Fusion, LayerAttention, fuse
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Rung:
+    """How much of the attention a page keeps."""
+
+    number: int
+    bits: Literal[4, 8]
+    planes: tuple[Fusion, ...]
+    """Which fusions of heads are kept instead of the heads; empty: the heads themselves."""
+    pooled: bool
+    """Whether 2 × 2 keys of global layers are one."""
+    classes: int | None
+    """How many classes keep their matrices; None: all."""
+    says: str
+
+    @property
+    def tolerance(self) -> float:
+        """How far a weight may be off."""
+        return 0.001 if self.bits == 8 else 0.02
+
+
+_FUSED: tuple[Fusion, ...] = ("mean", "max", "min")
+_HEADS = "All layers and heads"
+_FUSIONS = "Mean, maximum and minimum of the heads of every layer"
+_PREFIX = "single heads only for prefix tokens (class, registers) as queries"
+LADDER = (
+    Rung(1, 8, (), False, None, f"{_HEADS} in 8 bits."),
+    Rung(2, 4, (), False, None, f"{_HEADS} in 4 bits."),
+    Rung(3, 8, _FUSED, False, None, f"{_FUSIONS} in 8 bits; {_PREFIX}."),
+    Rung(4, 4, _FUSED, False, None, f"{_FUSIONS} in 4 bits; {_PREFIX}."),
+    Rung(
+        5, 4, _FUSED, False, 1,
+        f"{_FUSIONS} in 4 bits; {_PREFIX}; gradient methods for the most probable class only.",
+    ),
+    Rung(6, 4, _FUSED, False, 0, f"{_FUSIONS} in 4 bits; {_PREFIX}; no gradient methods."),
+    Rung(
+        7, 4, ("mean",), True, 0,
+        "Mean of the heads of every layer in 4 bits, 2 x 2 keys of global layers as one; "
+        f"{_PREFIX}; no gradient methods.",
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A page's numbers."""
+
+    header: dict[str, Any]
+    stream: bytes
+    """Deflated (zlib)."""
+    rung: Rung
+    largest_error: float
+    """Of any stored attention weight."""
+
+
+def pack(material: Material, *, limit: int) -> Packed:
+    """The numbers of a page in at most `limit` bytes."""
+    smallest = 0
+    for rung in LADDER:
+        stream = Stream(limit if rung is not LADDER[-1] else None)
+        header = _header(material, rung, stream)
+        if header is None:
+            continue
+        data = stream.finish()
+        if len(data) <= limit:
+            return Packed(header, data, rung, stream.largest_error)
+        smallest = len(data)
+    raise ValueError(
+        f"The attention of {material.captured.model} takes at least {smallest / 1e6:.1f} MB, but "
+        f"the page has room for {max(limit, 0) / 1e6:.1f} MB: raise max_megabytes, or use a "
+        "smaller picture."
+    )
+
+
+def _header(material: Material, rung: Rung, stream: Stream) -> dict[str, Any] | None:
+    """What the page must know beside the numbers; None where these are too many."""
+    captured = material.captured
+    places: dict[tuple[Any, ...], int] = {}
+    layouts: list[dict[str, Any]] = []
+    layers = []
+    for layer in captured.need_all():
+        key = _key(layer.layout)
+        if key not in places:
+            places[key] = len(layouts)
+            layouts.append(_layout(layer.layout, stream))
+        layers.append(_layer(layer, places[key], rung, stream))
+        if stream.full:
+            return None
+    classes = [_class(c, i, rung, stream) for i, c in enumerate(material.classes)]
+    header = {
+        "format": FORMAT,
+        "model": captured.model,
+        "image_size": list(captured.image_size),
+        "layouts": layouts,
+        "layers": layers,
+        "pool": _pool(material.pool, captured),
+        "classes": classes,
+        "maps": _maps(material, stream),
+        "rung": {"number": rung.number, "of": len(LADDER), "says": rung.says},
+        "fusions": list(rung.planes or _FUSED),
+        "largest_error": stream.largest_error,
+    }
+    return None if stream.full else header
+
+
+def _layout(layout: Layout, stream: Stream) -> dict[str, Any]:
+    place: dict[str, Any] = {
+        "prefix": list(layout.prefix),
+        "grid": list(layout.grid),
+        "stride": list(layout.stride),
+        "window": None,
+    }
+    if layout.index is None:
+        return place
+    allowed = None
+    if layout.allowed is not None:
+        allowed = stream.add(np.packbits(as_numbers(layout.allowed).ravel(), bitorder="little"))
+    return place | {
+        "window": list(layout.window or ()),
+        "shift": list(layout.shift or ()),
+        "windows": layout.index.shape[0],
+        "index": stream.add(as_numbers(layout.index).astype(np.int32).ravel()),
+        "allowed": allowed,
+        "outlines": [list(box) for box in layout.outlines()],
+    }
+
+
+def _layer(layer: LayerAttention, layout: int, rung: Rung, stream: Stream) -> dict[str, Any]:
+    weights = layer.weights[0].float()
+    windowed = layer.layout.index is not None
+    if windowed:
+        weights = rearrange(weights, "w h t s -> h w t s")
+    packed: dict[str, Any] = {
+        "name": layer.name,
+        "layout": layout,
+        "heads": weights.shape[0],
+        "share": None if layer.share is None else stream.add_floats(layer.share[0]),
+        "per_head": not rung.planes,
+        "head_rows": None,
+        "pooled": rung.pooled and not windowed,
+    }
+    prefix = len(layer.layout.prefix)
+    if not rung.planes:
+        planes = as_floats(weights)
+    else:
+        planes = np.stack([as_floats(fuse(weights, fusion, 0)) for fusion in rung.planes])
+        if prefix:
+            rows = as_floats(weights[:, :prefix])
+            packed["head_rows"] = stream.add_rows(rows.reshape(-1, rows.shape[-1]), 8, 0.001)
+    if packed["pooled"]:
+        planes = _pooled(planes, layer.layout)
+    rows = planes.reshape(-1, planes.shape[-1])
+    packed["values"] = stream.add_rows(rows, rung.bits, rung.tolerance)
+    return packed
+
+
+def _class(material: ClassMaterial, nth: int, rung: Rung, stream: Stream) -> dict[str, Any]:
+    matrices: list[dict[str, Any]] | None = None
+    if rung.classes is None or nth < rung.classes:
+        matrices = []
+        for matrix in material.matrices:
+            rows = as_floats(matrix)
+            matrices.append(stream.add_rows(rows.reshape(-1, rows.shape[-1]), rung.bits, None))
+            if stream.full:
+                break
+    return {
+        "number": material.number,
+        "name": material.name,
+        "probability": material.probability,
+        "matrices": matrices,
+        "seed": None if material.seed is None else stream.add_floats(material.seed),
+        "maps": {name: stream.add_floats(values) for name, values in material.maps.items()},
+    }
+
+
+def _pool(shares: Tensor | None, captured: Captured) -> dict[str, Any] | None:
+    """The pooled output as a query that fits every layer: prefix tokens, and all cells alike."""
+    if shares is None:
+        return None
+    prefix = len(captured.layout.prefix)
+    return {"prefix": shares[:prefix].tolist(), "cells": float(shares[prefix:].sum())}
+
+
+def _maps(material: Material, stream: Stream) -> dict[str, Any]:
+    if material.norms is None or material.outliers is None:
+        return {}
+    return {
+        "norms": stream.add_floats(material.norms),
+        "outliers": [int(i) for i in material.outliers.flatten().nonzero()],
+    }
+
+
+def _pooled(planes: Numbers, layout: Layout) -> Numbers:
+    """Keys (… n) of which 2 × 2 cells are summed, prefix tokens left as they are."""
+    prefix, (rows, columns) = len(layout.prefix), layout.grid
+    cells = planes[..., prefix:].reshape(*planes.shape[:-1], rows, columns)
+    margins: Sequence[tuple[int, int]] = [(0, 0)] * (cells.ndim - 2) + [
+        (0, rows % 2),
+        (0, columns % 2),
+    ]
+    cells = np.pad(cells, margins)
+    cells = cells.reshape(*cells.shape[:-2], cells.shape[-2] // 2, 2, cells.shape[-1] // 2, 2)
+    sums = cells.sum(axis=(-3, -1))
+    return np.concatenate([planes[..., :prefix], sums.reshape(*planes.shape[:-1], -1)], axis=-1)
+
+
+def _key(layout: Layout) -> tuple[Any, ...]:
+    """Equal for layouts that say the same."""
+    index = b"" if layout.index is None else as_numbers(layout.index).tobytes()
+    allowed = b"" if layout.allowed is None else as_numbers(layout.allowed).tobytes()
+    return (layout.prefix, layout.grid, layout.stride, layout.window, layout.shift, index, allowed)

@@ -1,0 +1,104 @@
+"""Numbers as few bytes: companded rows, deflated as they come.
+
+A weight a of a row with maximum m becomes round(levels · √(a / m)): small weights, of which there
+are many, keep their proportions. It is read as scale · (code / levels)², with a scale near m that
+keeps the sum of the row. Weights that this puts further off than allowed are listed with their true
+value.
+"""
+
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+Reference = dict[str, Any]
+"""Where numbers lie in the stream: their first byte, how many, of which type."""
+Numbers = npt.NDArray[Any]
+
+
+@dataclass
+class Stream:
+    """Numbers, one after another, deflated as they come."""
+
+    limit: int | None
+    largest_error: float = 0.0
+    _chunks: list[bytes] = field(default_factory=list)
+    _size: int = 0
+    _raw: int = 0
+    _deflate: Any = field(default_factory=lambda: zlib.compressobj(9))
+
+    @property
+    def full(self) -> bool:
+        """Whether there is more than the limit."""
+        return self.limit is not None and self._size > self.limit
+
+    def add(self, numbers: Numbers) -> Reference:
+        """Put numbers in; what is returned says where they are."""
+        kind = {"u1": "u8", "i4": "i32", "f4": "f32"}[numbers.dtype.str[1:]]
+        reference = {"at": self._raw, "count": int(numbers.size), "type": kind}
+        content = np.ascontiguousarray(numbers).tobytes()
+        content += bytes(-len(content) % 4)  # typed views in the browser begin at whole words
+        self._raw += len(content)
+        if not self.full:
+            self._keep(self._deflate.compress(content))
+        return reference
+
+    def add_floats(self, values: Tensor) -> Reference:
+        """Put numbers in as they are."""
+        return self.add(as_floats(values).ravel())
+
+    def add_rows(self, values: Numbers, bits: int, tolerance: float | None) -> dict[str, Any]:
+        """Rows (r s) of numbers from 0, companded; those off by more than allowed in full."""
+        levels = 2**bits - 1
+        maxima = values.max(axis=1, keepdims=True)
+        codes = np.rint(np.sqrt(values / np.where(maxima > 0, maxima, 1)) * levels).astype(np.uint8)
+        shape = np.square(codes / np.float32(levels), dtype=np.float32)
+        limit = np.inf if tolerance is None else tolerance
+        wrong = np.abs(shape * maxima - values) > limit
+        # The rest of a row is scaled to keep the row's sum: rounding must not add or take mass.
+        have, want = (np.where(wrong, 0, v).sum(axis=1, keepdims=True) for v in (shape, values))
+        scales = np.where(have > 0, want / np.where(have > 0, have, 1), maxima).astype(np.float32)
+        off = np.abs(shape * scales - values)
+        wrong |= off > limit
+        rows: dict[str, Any] = {
+            "rows": values.shape[0],
+            "length": values.shape[1],
+            "bits": bits,
+            "codes": self.add(_nibbles(codes) if bits == 4 else codes),
+            "scales": self.add(scales),
+        }
+        if tolerance is not None:
+            places = np.flatnonzero(wrong)
+            # Steps from one to the next are small numbers, which deflate better than places.
+            rows["corrected"] = self.add(np.diff(places, prepend=0).astype(np.int32))
+            rows["corrections"] = self.add(values.ravel()[places].astype(np.float32))
+            self.largest_error = max(self.largest_error, float(np.where(wrong, 0, off).max()))
+        return rows
+
+    def finish(self) -> bytes:
+        """The whole stream."""
+        self._keep(self._deflate.flush())
+        return b"".join(self._chunks)
+
+    def _keep(self, chunk: bytes) -> None:
+        self._chunks.append(chunk)
+        self._size += len(chunk)
+
+
+def _nibbles(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    flat = codes.ravel()
+    flat = np.pad(flat, (0, flat.size % 2))
+    return (flat[0::2] | (flat[1::2] << 4)).astype(np.uint8)
+
+
+def as_floats(values: Tensor) -> npt.NDArray[np.float32]:
+    """Single precision, whatever it was."""
+    return values.detach().cpu().float().numpy()
+
+
+def as_numbers(values: Tensor) -> Numbers:
+    """As they are."""
+    return values.detach().cpu().numpy()

@@ -1,0 +1,1 @@
+"""Figures of attention: the only place that draws."""

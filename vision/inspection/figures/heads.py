@@ -1,0 +1,222 @@
+"""Every head of every layer for one query, and where some patches look, layer by layer.
+
+Axes: b batch · h heads · n tokens · y, x rows and columns of cells.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from vision.inspection.captions import Caption
+from vision.inspection.figures.drawing import (
+    Array,
+    Drawing,
+    Style,
+    colour_limit,
+    new_figure,
+)
+from vision.inspection.figures.parts import (
+    COLOURS,
+    bare,
+    colour_bar,
+    outline,
+    show_map,
+    show_picture,
+)
+from vision.inspection.layout import Cell
+from vision.inspection.looks import Pixels
+from vision.inspection.record import Captured, LayerAttention
+from vision.inspection.rollout import Query, carried, seed_of, without_padding
+
+GAMMA = 0.5
+"""Heads differ by orders of magnitude: colours follow the square root of the value."""
+TILE_PIXELS = 120
+PER_ROW = 12
+"""Heads in a row; a layer with more has several rows."""
+
+
+def heads_sheet(
+    captured: Captured,
+    pixels: Pixels,
+    *,
+    query: Query = "pool",
+    style: Style | None = None,
+    percentile: float = 99.5,
+) -> Drawing:
+    """Heads × layers of one picture, as multiples of uniform attention, with one scale for all."""
+    style = style or Style()
+    maps = [_per_head(layer, captured, query) for layer in captured.layers]
+    limit, beyond = colour_limit(maps, percentile)
+    columns = min(PER_ROW, max(len(m) for m in maps))
+    heights = [-(-len(m) // columns) for m in maps]
+    ratio = pixels.shape[0] / pixels.shape[1]
+    tile = min(1.2, 10 / columns)
+    height = (tile * ratio + 0.06) * sum(heights) + 1.0
+    with new_figure(style, max(tile * columns + 0.4, 4.5), height) as figure:
+        grid = figure.add_gridspec(len(maps), 1, height_ratios=heights)
+        drawn: list[Axes] = []
+        for i, (layer, values) in enumerate(zip(captured.layers, maps, strict=True)):
+            axes = figure.add_subplot(grid[i])
+            drawn.append(axes)
+            _tiles(axes, values, columns, limit, ratio, layer, style)
+        colour_bar(figure, drawn, limit, beyond, gamma=GAMMA, share=0.5)
+        if not style.paper:
+            figure.suptitle(
+                f"Every head of {captured.model}: where {_named(captured, query)} looks",
+                x=0.01, ha="left", fontsize=style.size * 1.15, weight="bold",
+            )  # fmt: skip
+    caption = Caption(
+        shows=f"The attention of {_named(captured, query)} in every layer (from top "
+        "to bottom) and head (from left to right).",
+        facts=(
+            ("Query", _named(captured, query)),
+            ("Layers", ", ".join(layer.name for layer in captured.layers)),
+            (
+                "Scale",
+                "multiples of uniform attention; colours follow the square root of the value "
+                f"and end at {limit:.3g} ({percentile:g}th percentile of all heads)",
+            ),
+        ),
+        methods=("Attention: softmax(q kᵀ / √d), one row per head. Vaswani et al., NeurIPS 2017.",),
+    )
+    numbers = {f"layer{layer.number}": m for layer, m in zip(captured.layers, maps, strict=True)}
+    return Drawing(figure, style, caption, {"picture": pixels, **numbers})
+
+
+def _per_head(layer: LayerAttention, captured: Captured, query: Query) -> Array:
+    """The first picture's attention of every head, in multiples of uniform: (h y x)."""
+    seed = seed_of(captured, query, layer=layer.number)[:1]
+    dim = 1 if layer.layout.index is None else 2
+    rows = []
+    for head in range(layer.weights.shape[dim]):
+        matrix = without_padding(layer.weights[:1].select(dim, head), layer.layout)
+        rows.append(carried(seed, matrix, layer.layout)[0, 0])
+    values = layer.layout.to_grid(torch.stack(rows))
+    return _numbers(values / _uniform(layer, query))
+
+
+def _uniform(layer: LayerAttention, query: Query) -> float:
+    if query == "pool":
+        return 1 / layer.layout.tokens
+    return 1 / layer.layout.keys(query)
+
+
+def _tiles(
+    axes: Axes,
+    values: Array,
+    columns: int,
+    limit: float,
+    ratio: float,
+    layer: LayerAttention,
+    style: Style,
+) -> None:
+    """The heads of a layer as one picture of equal tiles with white gaps."""
+    height, width, gap = round(TILE_PIXELS * ratio), TILE_PIXELS, 4
+    rows = -(-len(values) // columns)
+    canvas = np.ones((rows * (height + gap) - gap, columns * (width + gap) - gap, 4))
+    up = np.arange(height) * values.shape[1] // height
+    left = np.arange(width) * values.shape[2] // width
+    for h, head in enumerate(values):
+        top, start = h // columns * (height + gap), h % columns * (width + gap)
+        colours = COLOURS(np.clip(head / limit, 0, 1) ** GAMMA)
+        canvas[top : top + height, start : start + width] = colours[up][:, left]
+    axes.imshow(canvas, interpolation="nearest")
+    bare(axes)
+    axes.set_ylabel(
+        f"{layer.number}", rotation=0, ha="right", va="center", fontsize=style.size * 0.9
+    )
+
+
+def queries_sheet(
+    captured: Captured,
+    pixels: Pixels,
+    places: Sequence[tuple[int, int]],
+    *,
+    style: Style | None = None,
+    percentile: float = 99.5,
+    most_layers: int = 6,
+) -> Drawing:
+    """Where the patches at some pixels look in some layers, mean over heads.
+
+    places: (row, column) in pixels, so that they mean the same in layers of different grids.
+    """
+    style = style or Style()
+    layers = _spread(captured.layers, most_layers)
+    maps = [[attention_row(layer, layer.layout.cell_at(p)) for layer in layers] for p in places]
+    limit, beyond = colour_limit([m for row in maps for m in row], percentile)
+    ratio = pixels.shape[0] / pixels.shape[1]
+    tile = 1.45
+    width, height = tile * (len(layers) + 1) + 0.2, (tile * ratio + 0.06) * len(places) + 0.9
+    with new_figure(style, width, height) as figure:
+        grid = figure.subplots(len(places), len(layers) + 1, squeeze=False)
+        for r, place in enumerate(places):
+            show_picture(grid[r, 0], pixels)
+            box = layers[-1].layout.box(layers[-1].layout.cell_at(place))
+            outline(grid[r, 0], box, "#ffffff", 2.4)
+            outline(grid[r, 0], box, "#d1495b", 1.3)
+            for c, layer in enumerate(layers):
+                axes = grid[r, c + 1]
+                show_map(axes, pixels, maps[r][c], limit, gamma=GAMMA)
+                outline(axes, layer.layout.box(layer.layout.cell_at(place)), "#4cc9f0", 1.0)
+                if r == 0:
+                    axes.set_title(f"layer {layer.number}")
+        if not style.paper:
+            grid[0, 0].set_title("query")
+        colour_bar(figure, list(grid.flat), limit, beyond, gamma=GAMMA, share=0.5)
+    caption = Caption(
+        shows="Where patches look: a row for each query (framed), a column for each layer, mean "
+        "over heads.",
+        facts=(
+            ("Queries", "pixels (row, column) " + ", ".join(map(str, places))),
+            ("Layers", ", ".join(layer.name for layer in layers)),
+            (
+                "Scale",
+                "multiples of uniform attention over the keys of the query; colours follow the "
+                f"square root of the value and end at {limit:.3g}",
+            ),
+        ),
+        methods=("Attention: softmax(q kᵀ / √d), mean over heads. Vaswani et al., NeurIPS 2017.",),
+    )
+    numbers = {
+        f"query{r}_layer{layer.number}": maps[r][c]
+        for r in range(len(places))
+        for c, layer in enumerate(layers)
+    }
+    return Drawing(figure, style, caption, {"picture": pixels, **numbers})
+
+
+def nine_places(image_size: tuple[int, int]) -> list[tuple[int, int]]:
+    """The centres of a picture's nine equal parts: (row, column) in pixels."""
+    height, width = image_size
+    return [
+        (height * (2 * y + 1) // 6, width * (2 * x + 1) // 6) for y in range(3) for x in range(3)
+    ]
+
+
+def attention_row(layer: LayerAttention, cell: Cell) -> Array:
+    """A cell's attention, mean over heads, in multiples of uniform: (y x)."""
+    values = layer.layout.to_grid(layer.row(cell)[0].mean(0))
+    return _numbers(values * layer.layout.keys(cell))
+
+
+def _spread(layers: Sequence[LayerAttention], most: int) -> list[LayerAttention]:
+    """Some of the layers, the first and the last among them."""
+    if len(layers) <= most:
+        return list(layers)
+    chosen = np.linspace(0, len(layers) - 1, most).round().astype(int)
+    return [layers[i] for i in chosen]
+
+
+def _named(captured: Captured, query: Query) -> str:
+    """A query in words."""
+    if query == "pool":
+        pool = captured.ending.pool
+        return {"class": "the class token", "mean": "the mean of all cells"}.get(pool, f"{pool}")
+    return f"the {query} token" if isinstance(query, str) else f"the cell {query}"
+
+
+def _numbers(values: Tensor) -> Array:
+    return values.float().cpu().numpy()

@@ -1,0 +1,146 @@
+"""What figures are put together from: pictures, maps over them, bars of colours."""
+
+import textwrap
+from collections.abc import Sequence
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize, PowerNorm
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from vision.inspection.figures.drawing import FAINT, Array, Style
+from vision.inspection.layout import Box
+from vision.inspection.looks import Answer, Pixels
+
+COLOURS = matplotlib.colormaps["inferno"]
+STRENGTH = 0.85
+"""Opacity of the brightest colour of a map over its picture."""
+
+
+def bare(axes: Axes) -> None:
+    """No ticks, a thin frame."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def show_picture(axes: Axes, pixels: Pixels, *, faded: float = 0.0) -> None:
+    """A picture as the model sees it, or faded towards its own grey."""
+    shown = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
+    if faded:
+        grey = shown.mean(axis=2, keepdims=True)
+        shown = (shown * (1 - faded) + grey * faded).astype(np.uint8)
+    height, width = shown.shape[:2]
+    axes.imshow(shown, interpolation="nearest", extent=(0, width, height, 0))
+    axes.set_anchor("N")
+    bare(axes)
+
+
+def tinted(values: Array, limit: float, gamma: float = 1.0) -> Array:
+    """Colours and opacity of a map: the more of it, the less is seen of the picture below."""
+    share = np.clip(values / limit, 0, 1) ** gamma
+    colours = COLOURS(share)
+    colours[..., 3] = STRENGTH * share**0.6
+    return colours
+
+
+def show_map(
+    axes: Axes, pixels: Pixels, values: Array, limit: float, *, gamma: float = 1.0
+) -> None:
+    """A map over its picture. values: at any size; they are laid over the whole picture."""
+    show_picture(axes, pixels, faded=0.6)
+    height, width = pixels.shape[:2]
+    axes.imshow(tinted(values, limit, gamma), interpolation="nearest", extent=(0, width, height, 0))
+
+
+def outline(axes: Axes, box: Box, colour: str, width: float = 1.0) -> None:
+    """A frame around pixels (top, left, bottom, right)."""
+    top, left, bottom, right = box
+    axes.add_patch(
+        Rectangle(
+            (left, top), right - left, bottom - top, fill=False, edgecolor=colour, linewidth=width
+        )
+    )
+
+
+def fitted(text: str, inches: float, size: float, lines: int = 2) -> str:
+    """A text of some points broken so that it is no wider than so many inches."""
+    columns = max(6, int(inches * 72 / (0.58 * size)))
+    wrapped = textwrap.wrap(text, columns, break_long_words=False)
+    if len(wrapped) > lines:
+        wrapped = [*wrapped[: lines - 1], shortened(" ".join(wrapped[lines - 1 :]), columns)]
+    return "\n".join(shortened(line, columns + 2) for line in wrapped)
+
+
+def scale_in(axes: Axes, limit: float, beyond: bool) -> None:
+    """A scale for maps that share one, drawn into axes of its own."""
+    figure = axes.figure
+    assert figure is not None
+    bar = figure.colorbar(
+        ScalarMappable(Normalize(0, limit), COLOURS),
+        cax=axes,
+        orientation="horizontal",
+        extend="max" if beyond else "neither",
+    )
+    bar.outline.set_linewidth(0.4)
+    bar.ax.locator_params(nbins=4)
+    bar.set_label("× uniform")
+
+
+def colour_bar(
+    figure: Figure | SubFigure,
+    axes: Sequence[Axes],
+    limit: float,
+    beyond: bool,
+    *,
+    label: str = "× uniform",
+    gamma: float = 1.0,
+    location: str = "bottom",
+    share: float = 0.9,
+) -> None:
+    """A scale for maps that share one."""
+    norm = Normalize(0, limit) if gamma == 1 else PowerNorm(gamma, 0, limit)
+    bar = figure.colorbar(
+        ScalarMappable(norm, COLOURS),
+        ax=list(axes),
+        location=location,
+        extend="max" if beyond else "neither",
+        shrink=share,
+        aspect=25,
+        pad=0.02,
+    )
+    bar.outline.set_linewidth(0.4)
+    bar.locator = MaxNLocator(4)
+    bar.update_ticks()
+    bar.set_label(label)
+
+
+def answer_bars(axes: Axes, answers: Sequence[Answer], style: Style, inches: float) -> None:
+    """The most probable classes as bars with their names in them."""
+    places = range(len(answers))
+    shares = [answer.probability for answer in answers]
+    axes.barh(places, np.ones(len(answers)), color="#eef1f4", height=0.78)
+    axes.barh(places, shares, color="#9ec5e5", height=0.78)
+    size = style.size * 0.8
+    room = int(inches * 72 / (0.62 * size)) - 6
+    for place, answer in zip(places, answers, strict=True):
+        words = f"{shortened(answer.name, max(room, 4))} {answer.probability:.0%}"
+        axes.text(0.03, place, words, va="center", fontsize=size)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(max(len(answers), 5) - 0.5, -0.6)
+    bare(axes)
+
+
+def note(axes: Axes, text: str, style: Style) -> None:
+    """Small grey words below a panel."""
+    axes.set_xlabel(text, fontsize=style.size * 0.75, color=FAINT, labelpad=2)
+
+
+def shortened(text: str, length: int) -> str:
+    """A long name loses its end."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -1,0 +1,48 @@
+"""From a picture to a figure in one call, for notebooks."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from vision.data.decode import Pixels
+from vision.inspection.figures.drawing import Drawing, Style
+from vision.inspection.figures.sheet import overlay_sheet
+from vision.inspection.looks import Interpolation, Query, Subject, look_at, shown_pixels
+from vision.inspection.requests import parse_requests
+
+
+def show_attention(
+    subject: Subject,
+    picture: str | Path | Image.Image | Pixels,
+    *,
+    methods: Sequence[str] | None = None,
+    classes: int | Sequence[int] = 3,
+    query: Query | None = None,
+    interpolation: Interpolation = "bilinear",
+    style: Style | None = None,
+) -> Drawing:
+    """Where a model looks in a picture. A notebook shows the result; `save` writes it.
+
+    subject: what `vision.load` gives. methods: such as ["rollout", "attention:layer:3"]; by default
+    three that suit the model. classes: so many of the most probable ones, or numbers of classes.
+    """
+    name = str(picture) if isinstance(picture, str | Path) else ""
+    if isinstance(picture, str | Path):
+        content: bytes | Pixels = Path(picture).read_bytes()
+    elif isinstance(picture, Image.Image):
+        content = np.array(picture.convert("RGB" if subject.preprocess.channels == 3 else "L"))
+        content = content[..., None] if content.ndim == 2 else content
+    else:
+        content = picture
+    pixels = shown_pixels(subject, content, name or "the picture")
+    looks = look_at(
+        subject,
+        [pixels],
+        None if methods is None else parse_requests(methods),
+        classes=classes,
+        query=query,
+        interpolation=interpolation,
+    )
+    return overlay_sheet(looks, style=style, interpolation=interpolation, title=Path(name).name)

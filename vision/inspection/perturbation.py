@@ -1,0 +1,109 @@
+"""What hiding or showing the pixels that a map names does to the answer.
+
+Pixels are ranked by the map at the size of the picture; the order of equal values is random. The
+share x of them that is hidden goes from 0 to 1 in equal steps. With c the class that the model
+gives the whole picture:
+- positive perturbation: the largest values are hidden first (made black, before normalisation); the
+  area below the share of pictures that are still given class c, over x from 0 to 0.9, trapezoids, ×
+  100, so that the best is near 5 and the worst 90. Lower is better.
+- negative perturbation: the smallest values are hidden first. Higher is better. As Chefer et al.
+  (CVPR 2021), who count hits of the true label instead of c.
+- deletion: as positive, but the area below the probability of c, over x from 0 to 1. Lower is
+  better. Petsiuk et al., BMVC 2018 (RISE).
+- insertion: the largest values are shown first, over a blurred picture (Gaussian, a tenth of the
+  shorter side wide); the area below the probability of c. Higher is better.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torchvision.transforms.v2.functional import (  # type: ignore[import-untyped]
+    gaussian_blur,
+)
+
+Map = NDArray[np.floating[Any]]
+Predict = Callable[[Tensor], Tensor]
+"""From uint8 pictures (b channels height width) to logits (b classes)."""
+LAST = 0.9
+"""Where the curves of positive and negative perturbation end."""
+
+
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """Of one picture, by step: (steps + 1)."""
+
+    positive: Map
+    """Probability of the class while the largest values are hidden first."""
+    positive_kept: Map
+    """Whether the answer is still that class."""
+    negative_kept: Map
+    insertion: Map
+
+
+def perturb(
+    predict: Predict, picture: Tensor, values: Map, target: int, *, steps: int, seed: list[int]
+) -> Curves:
+    """The curves of one map of one uint8 picture (channels height width)."""
+    order = ranked(values, seed)
+    shares = np.linspace(0, 1, steps + 1)
+    black = torch.zeros_like(picture)
+    blurred = blur(picture)
+    batches = [
+        _mixed(picture, black, order, shares),
+        _mixed(picture, black, order[::-1], shares),
+        _mixed(blurred, picture, order, shares),
+    ]
+    with torch.no_grad():
+        chances = predict(torch.cat(batches)).float().softmax(1).cpu()
+    positive, negative, insertion = chances.split(steps + 1)
+    return Curves(
+        positive=positive[:, target].numpy(),
+        positive_kept=(positive.argmax(1) == target).numpy().astype(np.float64),
+        negative_kept=(negative.argmax(1) == target).numpy().astype(np.float64),
+        insertion=insertion[:, target].numpy(),
+    )
+
+
+def ranked(values: Map, seed: list[int]) -> NDArray[np.int64]:
+    """Pixels from the largest value to the smallest; equal ones in random order."""
+    noise = np.random.default_rng(seed).random(values.size)
+    return np.lexsort((noise, -values.ravel()))
+
+
+def perturbation_area(kept: Map) -> float:
+    """Trapezoids below a curve over 0 … 1, cut at `LAST`, in percent."""
+    shares = np.linspace(0, 1, len(kept))
+    inside = shares < LAST - 1e-9
+    end = np.interp(LAST, shares, kept)
+    return 100 * _trapezoids(np.append(kept[inside], end), np.append(shares[inside], LAST))
+
+
+def curve_area(chances: Map) -> float:
+    """Trapezoids below a curve over 0 … 1."""
+    return _trapezoids(chances, np.linspace(0, 1, len(chances)))
+
+
+def _trapezoids(heights: Map, places: Map) -> float:
+    return float(np.sum((heights[1:] + heights[:-1]) / 2 * np.diff(places)))
+
+
+def blur(picture: Tensor) -> Tensor:
+    """A picture in which small things cannot be told any more."""
+    sigma = min(picture.shape[-2:]) / 10
+    half = min(int(3 * sigma) + 1, min(picture.shape[-2:]) - 1)
+    blurred: Tensor = gaussian_blur(picture, [2 * half + 1, 2 * half + 1], [sigma, sigma])
+    return blurred
+
+
+def _mixed(before: Tensor, after: Tensor, order: NDArray[np.int64], shares: Map) -> Tensor:
+    """Pictures in which the first pixels of an order have changed: (steps channels y x)."""
+    rank = torch.empty(len(order), dtype=torch.int64)
+    rank[torch.from_numpy(order.copy())] = torch.arange(len(order))
+    limits = torch.from_numpy(np.rint(shares * len(order)).astype(np.int64))
+    changed = (rank[None] < limits[:, None]).view(len(shares), 1, *before.shape[1:])
+    return torch.where(changed.to(before.device), after[None], before[None])
