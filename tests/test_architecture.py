@@ -15,7 +15,10 @@ from vision.config import Config, config_classes, parse
 from vision.models.configs import ModelConfig
 
 PACKAGE = Path(vision.__file__).parent
-STATIONS = ["config", "data", "models", "checkpoints", "inspection", "evaluation", "training"]
+STATIONS = [
+    *("config", "terminal", "data", "models", "checkpoints", "inspection", "evaluation"),
+    "training",
+]
 """The line, from left to right; what is not named here (cli, help) stands at its right end."""
 STRANGERS = {("data", "models"), ("models", "data")}
 DOORS = {

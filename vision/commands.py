@@ -132,12 +132,14 @@ def _data(config: LookConfig, chosen: Choices) -> int:
     from vision.data.build import build_source
     from vision.data.loader import Loader, Recipe, training_batches
     from vision.data.mixing import mix_batch
-    from vision.data.preprocess import normalizer, resolve_preprocess
+    from vision.data.preprocess import normalizer, resolve_preprocess, usual_values
     from vision.data.sampling import TrainingPlan
     from vision.data.sheet import contact_sheet
 
     source = build_source(config.data, "train")
-    preprocess = resolve_preprocess(config.preprocess, config.data.image_size, source.channels)
+    preprocess = resolve_preprocess(
+        config.preprocess, config.data.image_size, source.channels, usual_values(config.data)
+    )
     recipe = Recipe(
         preprocess, config.augment, config.seed, config.loader.max_pixels, config.data.on_error
     )

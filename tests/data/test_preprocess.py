@@ -6,9 +6,10 @@ import torch
 from augment_settings import preprocess, read
 from torchvision.transforms import v2
 
+from vision.cli import compose
 from vision.config import ConfigError, parse
-from vision.data.configs import AugmentConfig, LoaderConfig, PreprocessConfig
-from vision.data.preprocess import normalizer, resolve_preprocess
+from vision.data.configs import AugmentConfig, DataConfig, LoaderConfig, PreprocessConfig
+from vision.data.preprocess import normalizer, resolve_preprocess, usual_values
 
 AUTO = {"mean": "auto", "std": "auto", "interpolation": "auto", "crop_ratio": "auto"}
 
@@ -73,3 +74,26 @@ def test_augmentation_with_mistake_is_explained(changes: dict[str, object], mess
 def test_loader_limits_are_checked() -> None:
     with pytest.raises(ConfigError, match=r"max_pixels: .*less than"):
         parse(LoaderConfig, {**read("loader", "default"), "max_pixels": 10**9})
+
+
+SMALL = ["data=shapes", "data=fashion_mnist", "data=cifar10", "data=cifar100"]
+
+
+@pytest.mark.parametrize("choice", SMALL)
+def test_small_pictures_are_evaluated_whole_unless_weights_or_the_config_say_otherwise(
+    choice: str,
+) -> None:
+    data = parse(DataConfig, compose("data", [choice])[0]["data"])  # type: ignore[arg-type]
+    auto = parse(PreprocessConfig, AUTO)
+    channels = 1 if choice == "data=fashion_mnist" else 3
+    known = usual_values(data)
+    assert resolve_preprocess(auto, 32, channels, known).crop_ratio == 1.0
+    weights = ("the weights", {"crop_ratio": 0.9})
+    assert resolve_preprocess(auto, 32, channels, [weights, *known]).crop_ratio == 0.9
+    given = parse(PreprocessConfig, AUTO | {"crop_ratio": 0.8})
+    assert resolve_preprocess(given, 32, channels, known).crop_ratio == 0.8
+
+
+def test_large_pictures_are_evaluated_as_on_imagenet() -> None:
+    data = parse(DataConfig, compose("data", ["data=imagenet"])[0]["data"])  # type: ignore[arg-type]
+    assert usual_values(data) == []

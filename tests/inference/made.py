@@ -15,13 +15,15 @@ CLASSES = ["bear", "cat", "dog", "eel"]
 
 def a_run(folder: Path, *overrides: str) -> Path:
     """The folder of a run of a small model for pictures of 24 × 24 pixels."""
-    small = ["data.image_size=24", "model.width=32", *overrides]
-    values, _ = compose("train", ["model=vit_mini", *small])
+    chosen = overrides or ("model=vit_mini", "model.width=32")
+    values, _ = compose("train", ["data.image_size=24", *chosen])
     config = parse(TrainConfig, values)
     model = build_model(config.model, (24, 24), classes=len(CLASSES), seed=1)
     generator = torch.Generator().manual_seed(0)
     tensors = {
-        f"model.{name}": tensor + 0.3 * torch.randn(tensor.shape, generator=generator)
+        f"model.{name}": tensor + 0.3 * torch.rand(tensor.shape, generator=generator)
+        if tensor.is_floating_point()
+        else tensor
         for name, tensor in model.state_dict().items()
     }
     record = {

@@ -83,6 +83,13 @@ def test_features_are_what_the_head_takes(run: Path, photo: Path) -> None:
     assert torch.allclose(logits, loaded.model(loaded.transform(photo)[None])[0], atol=1e-5)
 
 
+def test_load_of_a_run_of_a_timm_model_predicts_too(tmp_path: Path, photo: Path) -> None:
+    run = a_run(tmp_path, "model=timm", "model.name=test_resnet.r160_in1k")
+    loaded = vision.load(run)
+    probabilities = loaded.model(loaded.transform(photo)[None]).softmax(dim=1)[0]
+    assert loaded.predict(photo).probability == pytest.approx(probabilities.max().item(), rel=1e-5)
+
+
 def test_predict_of_an_unreadable_file_names_it(run: Path, tmp_path: Path) -> None:
     tmp_path.joinpath("bad.jpg").write_bytes(b"no picture")
     with pytest.raises(UnreadablePictureError, match=r"bad\.jpg"):
@@ -128,6 +135,19 @@ def test_predict_command_as_a_table_shows_names_and_bars(
     assert main(["predict", f"checkpoint={run}", f"images={photo}", "format=table"]) == 0
     output = capsys.readouterr().out
     assert "photo.png" in output and "%" in output and "█" in output
+
+
+def test_predict_command_with_attention_saves_a_picture_beside_each_image(
+    run: Path, photo: Path, tmp_path: Path
+) -> None:
+    Image.open(photo).save(tmp_path / "a.png")
+    words = [f"checkpoint={run}", f"images={tmp_path}", "attention=true"]
+    for _ in range(2):  # again: what was written before is no picture to be named
+        assert main(["predict", *words]) == 0
+        names = sorted(path.name for path in tmp_path.iterdir())
+        assert names == ["a.png", "a_attention.png", "a_attention.txt"]
+    with Image.open(tmp_path / "a_attention.png") as drawn:
+        assert drawn.width > 200
 
 
 @pytest.mark.parametrize(

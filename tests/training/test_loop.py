@@ -14,7 +14,7 @@ from vision.config import ConfigError, parse
 from vision.data.build import build_source
 from vision.data.decode import UnreadablePictureError
 from vision.data.loader import Loader, Recipe, training_batches
-from vision.data.preprocess import normalizer, resolve_preprocess
+from vision.data.preprocess import normalizer, resolve_preprocess, usual_values
 from vision.data.sampling import TrainingPlan
 from vision.evaluation.stored import load_stored
 from vision.models.build import build_model
@@ -26,7 +26,8 @@ from vision.training.step import NonFiniteError
 def plain_losses(config: TrainConfig, steps: int) -> list[float]:
     """The first losses of a run, by a loop from the definition: AdamW, warm-up, clipping."""
     source = build_source(config.data, "train")
-    preprocess = resolve_preprocess(config.preprocess, config.data.image_size, 3)
+    known = usual_values(config.data)
+    preprocess = resolve_preprocess(config.preprocess, config.data.image_size, 3, known)
     model = build_model(config.model, preprocess.image_size, classes=8, seed=config.seed).train()
     decayed = [p for n, p in model.named_parameters() if n not in model.no_weight_decay()]
     others = [p for n, p in model.named_parameters() if n in model.no_weight_decay()]

@@ -200,7 +200,8 @@ def test_learning_rate_rises_then_falls_within_its_bounds(
     warmup: int, decay: int, cooldown: int, shape: Any
 ) -> None:
     total = warmup + decay
-    planned = Plan(8, 10, warmup, total, total + cooldown, 1, 1, 1, 0.1, shape, 2.0, 0.001, 0.01)
+    every = (1, None, 1, 1)
+    planned = Plan(8, 10, warmup, total, total + cooldown, *every, 0.1, shape, 2.0, 0.001, 0.01)
     found = rates(planned)
     assert all(a < b for a, b in pairwise(found[: warmup + 1]))
     assert all(a >= b for a, b in pairwise(found[warmup:]))

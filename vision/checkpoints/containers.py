@@ -58,12 +58,31 @@ def unwrap(raw: Raw, weights: Literal["auto", "raw", "ema"] = "auto") -> Weights
     """The weights in a file: averaged ones where there are any (auto), or the kind asked for."""
     if not raw.tensors:
         raise CheckpointError(f"{raw.path} holds no tensor.")
+    if raw.container == "vision":
+        return _own(raw, weights)
     tensors, steps, left = _choose(raw, weights)
     lightning = any("lightning" in str(key) for key in raw.extra)
     tensors = _without_prefixes(tensors, steps, left, lightning)
     tensors = _without_backbone(tensors, steps, left)
     tensors = _without_chunks(tensors, steps, raw)
     return Weights(tensors, tuple(steps), left)
+
+
+def _own(raw: Raw, weights: Literal["auto", "raw", "ema"]) -> Weights:
+    """The weights of a run of this project: the first word of a name says what it belongs to, and
+    only that, since a model may have a part that is called "model" itself.
+    """
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in raw.tensors.items():
+        part, _, rest = name.partition(".")
+        parts.setdefault(part, {})[rest] = tensor
+    if weights == "ema" and "ema" not in parts:
+        raise CheckpointError(f"{raw.path} was trained without an average; use weights=raw.")
+    chosen = "model" if weights == "raw" or "ema" not in parts else "ema"
+    # Buffers that are not averaged (counters) come from the weights as trained.
+    tensors = parts.get("model", {}) | parts.get(chosen, {})
+    left = {part: len(names) for part, names in parts.items() if part != chosen}
+    return Weights(tensors, (chosen,), left)
 
 
 def _choose(
@@ -96,11 +115,7 @@ def _choose(
     chosen = candidates[0]
     left = {part: len(names) for part, names in parts.items() if part != chosen}
     left |= dict.fromkeys(loose, 1)
-    found_tensors = parts[chosen]
-    if raw.container == "vision" and chosen == "ema":
-        # Buffers that are not averaged (counters) come from the weights as trained.
-        found_tensors = parts.get("model", {}) | found_tensors
-    return found_tensors, [chosen], left
+    return parts[chosen], [chosen], left
 
 
 def _parts(raw: Raw) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:

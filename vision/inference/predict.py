@@ -29,6 +29,8 @@ from vision.terminal import print_wide
 if TYPE_CHECKING:
     from rich.table import Table
 
+ATTENTION = "_attention"
+"""What is added to the name of a picture for that of its attention."""
 READERS = 4
 """Threads that read and decode while the model computes."""
 
@@ -57,7 +59,7 @@ def find_pictures(places: Sequence[str], listed: TextIO | None = None) -> list[P
             continue
         path = Path(place).expanduser()
         if path.is_dir():
-            files = [f for f in sorted(path.rglob("*")) if f.suffix.lower() in SUFFIXES]
+            files = [f for f in sorted(path.rglob("*")) if _is_picture(f)]
         elif not path.exists() and has_magic(place):
             matches = sorted(glob(place, recursive=True))  # noqa: PTH207 (absolute patterns too)
             files = [f for f in map(Path, matches) if f.is_file()]
@@ -69,21 +71,23 @@ def find_pictures(places: Sequence[str], listed: TextIO | None = None) -> list[P
     return list(found)
 
 
+def _is_picture(file: Path) -> bool:
+    """Told by its suffix; what `attention=true` has written is none."""
+    return file.suffix.lower() in SUFFIXES and not file.stem.endswith(ATTENTION)
+
+
 def answers(loaded: Loaded, files: Sequence[Path], batch_size: int, top: int) -> Iterator[Answer]:
     """What the model says of every file, in their order; bad files say why they are."""
     normalize = normalizer(loaded.preprocess, loaded.device)
-    with (
-        ThreadPoolExecutor(READERS) as readers,
-        torch.inference_mode(),
-        static_bias(loaded.model),
-    ):
+    with ThreadPoolExecutor(READERS) as readers, static_bias(loaded.model):
         read = _ahead(readers, loaded, files, 2 * batch_size)
         while batch := list(islice(read, batch_size)):
             good = [pixels for _, pixels in batch if not isinstance(pixels, str)]
             named: Iterator[Prediction] = iter(())
             if good:
                 pixels = torch.from_numpy(np.stack(good)).to(loaded.device)
-                logits = loaded.model(normalize(rearrange(pixels, "b h w c -> b c h w")))
+                with torch.inference_mode():  # not around a yield: it would reach whoever reads
+                    logits = loaded.model(normalize(rearrange(pixels, "b h w c -> b c h w")))
                 named = iter(predictions(logits, loaded.classes, top))
             for path, result in batch:
                 if isinstance(result, str):
@@ -132,6 +136,8 @@ def run(loaded: Loaded, config: PredictConfig) -> int:
             progress.advance(task)
             if answer.prediction is None:
                 bad.append(answer)
+            elif config.attention:
+                _save_attention(loaded, answer.path)
             yield answer
 
     bar = Progress(console=Console(stderr=True), transient=True, disable=len(files) < 2)
@@ -150,6 +156,20 @@ def run(loaded: Loaded, config: PredictConfig) -> int:
     if bad:
         print(f"{len(bad)} of {len(files)} pictures could not be read.", file=sys.stderr)
     return 1 if bad else 0
+
+
+def _save_attention(loaded: Loaded, path: Path) -> None:
+    """Beside the picture, another one that shows where the model looks, and its caption."""
+    from vision.inspection.figures.show import show_attention
+    from vision.inspection.record import CaptureError
+
+    try:
+        drawing = show_attention(loaded, path)
+        drawing.save(path.with_name(f"{path.stem}{ATTENTION}"))
+    except (CaptureError, ValueError) as error:
+        raise ConfigError(f"attention=true: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"attention=true: {path.parent}: {error.strerror or error}") from error
 
 
 def _kind_of(output: Path | None) -> Literal["csv", "jsonl"]:

@@ -229,6 +229,10 @@ class TrainConfig(Config):
     """Gradients are accumulated over equal parts of at most this size; null: no limit; auto: the
     largest that fits, found by trying before the first step."""
     evaluate_every: Duration
+    attention_every: Duration | None
+    """Draw where the model looks in some validation pictures, and how its heads attend, into the
+    run's folder, at evaluations so far apart; null: never.
+    """
     ema: Rate | None
     """Decay of an average of the weights that is evaluated and stored too; null: none."""
     precision: Literal["fp32", "bf16", "fp16"]

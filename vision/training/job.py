@@ -12,7 +12,7 @@ from vision.config import ConfigError, UserError
 from vision.data.build import build_source
 from vision.data.configs import DataConfig, FolderConfig
 from vision.data.loader import Batch, Loader, Recipe, resolve_workers
-from vision.data.preprocess import Preprocess, normalizer, resolve_preprocess
+from vision.data.preprocess import Preprocess, normalizer, resolve_preprocess, usual_values
 from vision.data.sampling import TrainingPlan
 from vision.data.source import Source
 from vision.data.subsets import imbalance
@@ -119,7 +119,8 @@ def build_job(config: TrainConfig, run: Run, world: World, source: str | None = 
     train, val = build_source(data, "train"), build_source(data, "val")
     start = find_start(config, run, world, config.init if source is None else source)
     size = config.data.image_size
-    preprocess = resolve_preprocess(config.preprocess, size, train.channels, start.known)
+    known = [*start.known, *usual_values(config.data)]
+    preprocess = resolve_preprocess(config.preprocess, size, train.channels, known)
     classes = len(train.classes)
     model, report = _model(config, start, preprocess, classes, world)
     check_loss(config.loss, config.augment.label_smoothing, classes)

@@ -10,10 +10,11 @@ from vision.checkpoints.folder import mark_best, prune, step_path
 from vision.checkpoints.native import open_latest, write_checkpoint
 from vision.data.loader import Batch, evaluation_batches, training_batches
 from vision.evaluation.evaluate import evaluate
+from vision.models.layers import Classifier
 from vision.terminal import elapsed
 from vision.training.configs import TrainConfig
 from vision.training.distributed import World, world
-from vision.training.ema import averaged, decay_at, update_average
+from vision.training.ema import averaged, decay_at, unwrapped, update_average
 from vision.training.features import caches, use_features
 from vision.training.job import Job, OutOfMemoryError, build_job
 from vision.training.lock import held
@@ -77,6 +78,10 @@ def _phase(
             _resume(job, reporter)
         elif processes.main:
             run.store_settings(config)
+        if config.attention_every is not None:
+            from vision.training.attention import check_attention
+
+            check_attention(_classifier(job), job.preprocess)
         if caches(config):
             reporter.say(f"Features: {use_features(job)}.")
         return _run(job, stop, reporter)
@@ -239,11 +244,38 @@ def _evaluate(job: Job, log: Log | None, reporter: Reporter) -> None:
             if sheet is not None:
                 log.picture(state.step, f"{split}/pictures", sheet)
         reporter.evaluation(job, split, numbers)
+    if job.plan.draws_after(state.step):
+        _draw(job, log, first[0])
     value = numbers[job.config.checkpoint.best]  # of the average, if there is one
     state.evaluated = state.step
     job.improved = state.best is None or better(job.config.checkpoint.best, value, state.best)
     if job.improved:
         state.best = value
+
+
+def _draw(job: Job, log: Log | None, batch: Batch) -> None:
+    """Pictures of where the model looks, into the run's folder and to the tracker."""
+    from vision.training.attention import draw_attention
+
+    classes = job.state.notes["classes"]
+    drawn = draw_attention(
+        _classifier(job),
+        batch.images,
+        classes,
+        job.preprocess,
+        job.run.folder,
+        job.state.step,
+        write=job.world.main,
+    )
+    if log is not None:
+        for name, picture in drawn.items():
+            log.picture(job.state.step, f"attention/{name}", picture)
+
+
+def _classifier(job: Job) -> Classifier:
+    model = unwrapped(job.state.model)
+    assert isinstance(model, Classifier)
+    return model
 
 
 def _validation(job: Job, first: list[Batch]) -> Iterator[Batch]:

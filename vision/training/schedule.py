@@ -27,6 +27,7 @@ class Plan:
     total: int
     """All steps: the duration and the cool-down after it."""
     evaluate_every: int
+    attention_every: int | None
     checkpoint_every: int
     log_every: int
     peak: float
@@ -43,6 +44,10 @@ class Plan:
     def evaluates_after(self, done: int) -> bool:
         """Whether an evaluation is due once so many steps are done."""
         return self._due(done, self.evaluate_every)
+
+    def draws_after(self, done: int) -> bool:
+        """Whether pictures of the attention are due once so many steps are done."""
+        return self.attention_every is not None and self._due(done, self.attention_every)
 
     def saves_after(self, done: int) -> bool:
         """Whether a checkpoint is due once so many steps are done."""
@@ -64,7 +69,7 @@ def plan_run(config: TrainConfig, samples_per_epoch: int) -> Plan:
     def steps(name: str, text: str, at_least: int) -> int:
         return _steps(name, text, steps_per_epoch, config.batch_size, at_least)
 
-    schedule = config.schedule
+    schedule, drawn = config.schedule, config.attention_every
     decay = steps("duration", config.duration, 1)
     plan = Plan(
         batch_size=config.batch_size,
@@ -73,6 +78,7 @@ def plan_run(config: TrainConfig, samples_per_epoch: int) -> Plan:
         decay=decay,
         total=decay + steps("schedule.cooldown", schedule.cooldown, 0),
         evaluate_every=steps("evaluate_every", config.evaluate_every, 1),
+        attention_every=None if drawn is None else steps("attention_every", drawn, 1),
         checkpoint_every=steps("checkpoint.every", config.checkpoint.every, 1),
         log_every=steps("log.every", config.log.every, 1),
         peak=peak_learning_rate(config),
@@ -137,6 +143,12 @@ def _steps(name: str, text: str, steps_per_epoch: int, batch_size: int, at_least
 
 def _check(plan: Plan, config: TrainConfig) -> None:
     schedule = config.schedule
+    if plan.attention_every is not None and plan.attention_every % plan.evaluate_every:
+        raise ConfigError(
+            f"attention_every = {config.attention_every} ({plan.attention_every} steps) is no "
+            f"multiple of evaluate_every = {config.evaluate_every} ({plan.evaluate_every} steps); "
+            "pictures are drawn at evaluations."
+        )
     if plan.warmup > plan.decay:
         raise ConfigError(
             f"schedule.warmup = {schedule.warmup} ({plan.warmup} steps) is longer than "
