@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,10 @@ def offline_files(folder: Path) -> list[Path]:
 
 def history(file: Path) -> list[dict[str, Any]]:
     """Every row that wandb was given; a mapping in it, such as a picture, is one value."""
+    # A process of wandb's own writes the file, and may be a little behind on a busy machine.
+    patience = time.monotonic() + 60
+    while not any(r.HasField("exit") for r in records(file)) and time.monotonic() < patience:
+        time.sleep(0.2)
     rows = []
     for record in records(file):
         if not record.HasField("history"):

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -82,7 +83,16 @@ def world(setting: Literal["auto", "cpu", "cuda", "mps"]) -> Iterator[World]:
     device = pick_device(setting, int(os.environ["LOCAL_RANK"]))
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    # Processes that torchrun has restarted share a store with those before them, and would find the
+    # addresses of the dead in it: every attempt gets a part of its own.
+    store, rank, _ = next(iter(rendezvous("env://")))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        store=dist.PrefixStore(f"attempt_{attempt}", store),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=size,
+    )
     try:
         yield World(dist.get_rank(), dist.get_world_size(), device)
     finally:

@@ -46,7 +46,9 @@ def load_timm_weights(
     found = unwrap(raw, weights)
     inner = model.model
     bring_up_to_date = getattr(sys.modules[type(inner).__module__], "checkpoint_filter_fn", None)
-    tensors: dict[str, Tensor] = dict(found.tensors)
+    # In a run of this project the model of timm is a part of ours, called "model".
+    own_run = raw.container == "vision"
+    tensors = {n.removeprefix("model.") if own_run else n: t for n, t in found.tensors.items()}
     if bring_up_to_date is not None:
         tensors = bring_up_to_date(tensors, inner)
     own = inner.state_dict()
