@@ -190,6 +190,7 @@ def test_sweep_under_torchrun_is_refused(tmp_path: Path) -> None:
     assert "start it without torchrun" in output
 
 
+@pytest.mark.slow
 def test_sweep_goes_on_after_a_failed_job_and_leaves_out_what_is_finished(tmp_path: Path) -> None:
     sweep = small(tmp_path, "duration=3steps", "batch_size=64,8")  # 64 are more than there are
     code, output = run(tmp_path, *sweep)
@@ -224,7 +225,9 @@ def test_folder_of_a_job_can_be_given_to_other_commands_as_it_is(
         compose("eval", ["checkpoint=out/s/seed=1"])  # not there
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_sweep_asked_to_stop_saves_the_present_job_and_exits_75(
     tmp_path: Path, number: signal.Signals
 ) -> None:
