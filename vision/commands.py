@@ -4,24 +4,17 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vision.checkpoints.configs import ConvertConfig
-from vision.config import Config, ConfigError, Count, PositiveInt
-from vision.data.configs import (
-    AugmentConfig,
-    DataConfig,
-    LoaderConfig,
-    PrepareConfig,
-    PreprocessConfig,
-)
+from vision.config import Config, ConfigError
+from vision.data.configs import DataConfig, LookConfig, PrepareConfig
 from vision.evaluation.configs import EvalConfig
 from vision.inference.configs import ExportConfig, PredictConfig
 from vision.inspection.configs import VisualizeConfig
 from vision.models.configs import AutoModelConfig, ModelChoice
 from vision.terminal import print_wide
-from vision.training.configs import TrainConfig
+from vision.training.configs import CompareConfig, TrainConfig
 
 if TYPE_CHECKING:
     from vision.training.sweep import Point
@@ -56,39 +49,6 @@ class InfoConfig(Config):
     """Weights of any kind: says what they are, and of which model, instead."""
     format: Literal["table", "json"]
     """A table for people, or JSON for programs."""
-
-
-class LookConfig(Config):
-    """What `vision data` shows: training pictures as the model gets them, or a check of all."""
-
-    data: DataConfig
-    augment: AugmentConfig
-    preprocess: PreprocessConfig
-    loader: LoaderConfig
-    seed: Count
-    pictures: PositiveInt
-    output: Path
-    """The picture that is written."""
-    check: bool
-    """Instead, read every picture once: counts, sizes, what is unreadable, what comes twice."""
-    format: Literal["table", "json"]
-    """Of the check."""
-
-
-class CompareConfig(Config):
-    """What `vision compare` shows: runs that differ only in their seed make one row."""
-
-    runs: tuple[str, ...]
-    """Folders of runs, folders that hold some, or patterns with *; also as words without a name."""
-    metric: str
-    """loss, top1, top5, balanced_accuracy, macro_f1: a number that evaluations have."""
-    split: Literal["auto", "val", "val_ema"]
-    """The weights as trained, or their average; auto: the average if there is one."""
-    select: Literal["best", "last"]
-    """The evaluation that best.safetensors comes from, or the last one."""
-    format: Literal["table", "csv", "latex", "json"]
-    output: Path | None
-    """File to write instead of printing."""
 
 
 def _info(config: InfoConfig, chosen: Choices) -> int:

@@ -261,3 +261,20 @@ class LoaderConfig(Config):
     epoch), or fill the batch with pictures from the epoch's beginning, augmented anew."""
     max_pixels: Annotated[int, Field(ge=1, le=178_956_970)]
     """Refuse pictures with more pixels; decoding takes 3 (JPEG) to 18 bytes of memory for each."""
+
+
+class LookConfig(Config):
+    """What `vision data` shows: training pictures as the model gets them, or a check of all."""
+
+    data: DataConfig
+    augment: AugmentConfig
+    preprocess: PreprocessConfig
+    loader: LoaderConfig
+    seed: Count
+    pictures: PositiveInt
+    output: Path
+    """The picture that is written."""
+    check: bool
+    """Instead, read every picture once: counts, sizes, what is unreadable, what comes twice."""
+    format: Literal["table", "json"]
+    """Of the check."""

@@ -1,6 +1,7 @@
 """What a training run can be told. Free of torch, so that a typo is answered at once."""
 
 import re
+from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -273,3 +274,19 @@ def _augmented(augment: AugmentConfig) -> str:
         if (found := getattr(augment, name)) != value:
             return f"augment.{name}={found}"
     return ""
+
+
+class CompareConfig(Config):
+    """What `vision compare` shows: runs that differ only in their seed make one row."""
+
+    runs: tuple[str, ...]
+    """Folders of runs, folders that hold some, or patterns with *; also as words without a name."""
+    metric: str
+    """loss, top1, top5, balanced_accuracy, macro_f1: a number that evaluations have."""
+    split: Literal["auto", "val", "val_ema"]
+    """The weights as trained, or their average; auto: the average if there is one."""
+    select: Literal["best", "last"]
+    """The evaluation that best.safetensors comes from, or the last one."""
+    format: Literal["table", "csv", "latex", "json"]
+    output: Path | None
+    """File to write instead of printing."""
