@@ -39,7 +39,7 @@ def refused(path: Path, message: str) -> None:
         ("a.onnx", b"\x08\x07\x12\x07pytorch", "is an ONNX program"),
         ("model", b"\x08\x07\x12\x07pytorch\x1a\x052.1.0", "is an ONNX program"),
         ("a.tflite", b"\x1c\0\0\0TFL3", "is a program of TensorFlow"),
-        ("a.pth", gzip.compress(b"x" * 100), "compressed with gzip. Unpack it"),
+        ("a.pth", gzip.compress(b"x" * 100, mtime=0), "compressed with gzip. Unpack it"),
         ("a.npy", b"\x93NUMPY\x01\x00", "a single array of numpy"),
         ("a.json", b'{"a": 1}', "is JSON"),
         ("a.gguf", b"GGUF" + bytes(20), "is a GGUF file"),
