@@ -123,7 +123,7 @@ def test_help_shows_every_setting_with_value_meaning_and_choices() -> None:
     text = " ".join(output.split())
     assert "model.window=7 Tokens along a window." in text
     assert "model.positions=relative" in text and "(relative | absolute | none)" in text
-    assert "data.image_size=224" in text
+    assert "data.image_size=auto" in text
 
 
 def test_info_as_json_has_the_parameters_of_the_model() -> None:

@@ -89,7 +89,7 @@ def _data(config: LookConfig, chosen: Choices) -> int:
         return _check(config)
     import torch
 
-    from vision.data.build import build_source
+    from vision.data.build import build_source, picture_size
     from vision.data.loader import Loader, Recipe, training_batches
     from vision.data.mixing import mix_batch
     from vision.data.preprocess import normalizer, resolve_preprocess, usual_values
@@ -98,7 +98,7 @@ def _data(config: LookConfig, chosen: Choices) -> int:
 
     source = build_source(config.data, "train")
     preprocess = resolve_preprocess(
-        config.preprocess, config.data.image_size, source.channels, usual_values(config.data)
+        config.preprocess, picture_size(config.data)[0], source.channels, usual_values(config.data)
     )
     recipe = Recipe(
         preprocess, config.augment, config.seed, config.loader.max_pixels, config.data.on_error

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from torch import Tensor
 
 from vision.checkpoints.folder import latest
@@ -71,3 +72,12 @@ def assert_same_bits(first: dict[str, Tensor], second: dict[str, Tensor]) -> Non
     assert first.keys() == second.keys()
     different = [name for name in first if not first[name].equal(second[name])]
     assert not different, f"{len(different)} of {len(first)} differ, such as {different[:3]}"
+
+
+def folder_of_pictures(root: Path, pictures: int) -> Path:
+    """A folder with two classes that is not split yet."""
+    for label, color in (("dark", 40), ("light", 200)):
+        (root / label).mkdir(parents=True, exist_ok=True)
+        for number in range(pictures):
+            Image.new("RGB", (20, 24), (color, color, number)).save(root / label / f"{number}.png")
+    return root

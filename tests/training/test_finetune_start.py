@@ -10,7 +10,7 @@ import torch
 from finetune_runs import base_run, explicit_model, stop_after, tuned_config, weights_of
 from model_settings import model_names, redraw
 from safetensors.torch import save_file
-from small_runs import last_tensors, metrics, status
+from small_runs import folder_of_pictures, last_tensors, metrics, status
 
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.folder import latest
@@ -78,6 +78,40 @@ def test_preprocessing_comes_from_the_weights_and_what_is_given_wins_with_a_warn
     assert found["origin"]["mean"] == "the config"
     printed = " ".join(capsys.readouterr().out.split())
     assert "preprocess.mean = [0.4, 0.4, 0.4], but the weights were trained with [0.5" in printed
+
+
+@pytest.mark.parametrize("model", ["auto", "named"])
+@pytest.mark.parametrize("source", ["own run", "file of timm"])
+def test_size_of_the_pictures_comes_from_the_weights_unless_it_is_given(
+    tmp_path: Path, pretrained: Path, model: str, source: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, place = source == "own run", pretrained
+    if not own:
+        theirs = timm.create_model(
+            "vit_tiny_patch16_224", img_size=24, patch_size=8, embed_dim=24, depth=1, num_heads=3
+        )
+        place = tmp_path / "model.safetensors"
+        save_file(theirs.state_dict(), place)
+    more = ["data=folder", f"data.root={folder_of_pictures(tmp_path / 'pictures', 8)}"]
+    more += ["data.val_fraction=0.25", "duration=2steps"]
+    if model == "named":
+        more += explicit_model("vit_mini")
+    if not own:
+        size = ["model.patch_size=8", "model.width=24", "model.depth=1"]
+        more += ["model.heads=3", *(size if model == "named" else [])]
+    asked = [*more, "data.image_size=auto"]
+    assert train(tuned_config(tmp_path / "auto", place, *asked, data=False), "x") == 0
+    found = record_of(tmp_path / "auto")["preprocess"]
+    side = 16 if own else 24
+    assert found["image_size"] == [side, side]
+    assert found["origin"]["image_size"] == "the weights"
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"image size {side} × {side} (from the weights)" in printed
+    given = [*more, "data.image_size=32"]
+    assert train(tuned_config(tmp_path / "given", place, *given, data=False), "x") == 0
+    assert record_of(tmp_path / "given")["preprocess"]["image_size"] == [32, 32]
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"size trained on {side} × {side} pixels; this run has 32 × 32" in printed
 
 
 def test_probe_comes_first_and_its_head_is_what_fine_tuning_starts_with(

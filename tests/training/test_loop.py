@@ -6,8 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
-from small_runs import RICH, assert_same_bits, last_tensors, metrics, small_config, status, words
+from small_runs import (
+    RICH,
+    assert_same_bits,
+    folder_of_pictures,
+    last_tensors,
+    metrics,
+    small_config,
+    status,
+    words,
+)
 
 from vision.cli import compose
 from vision.config import ConfigError, parse
@@ -205,15 +213,6 @@ def test_train_max_batch_auto_finds_what_fits_and_learns_the_same(
     assert train(small_config(tmp_path / "auto", *words), "x") == 0
     losses = [[e["loss"] for e in metrics(tmp_path / name)] for name in ("whole", "auto")]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-
-
-def folder_of_pictures(root: Path, pictures: int) -> Path:
-    """A folder with two classes that is not split yet, one file of which is no picture."""
-    for label, color in (("dark", 40), ("light", 200)):
-        (root / label).mkdir(parents=True, exist_ok=True)
-        for number in range(pictures):
-            Image.new("RGB", (20, 24), (color, color, number)).save(root / label / f"{number}.png")
-    return root
 
 
 def test_train_on_a_folder_keeps_its_split_when_pictures_are_added(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from vision.data.shards import available_splits, describe_shards, read_shards
 from vision.data.source import Source
 from vision.data.subsets import nested_subset, split_by_fraction, take
 from vision.data.table import folder_classes, read_table
-from vision.data.torchvision_facts import facts
+from vision.data.torchvision_facts import SMALL, facts
 from vision.data.wordnet import imagenet_synsets, readable_names
 
 
@@ -73,7 +73,24 @@ def describe(config: DataConfig) -> DataSpec:
     if number is None:
         assert classes is not None
         number = len(classes)
-    return DataSpec(pair(config.image_size), channels, classes, number)
+    return DataSpec(picture_size(config)[0], channels, classes, number)
+
+
+def picture_size(
+    config: DataConfig, trained: tuple[int, int] | None = None
+) -> tuple[tuple[int, int], str]:
+    """Height and width of what the model sees, and who said so. `trained`: what its weights saw."""
+    if config.image_size != "auto":
+        return pair(config.image_size), "the config"
+    if trained is not None:
+        return trained, "the weights"
+    match config:
+        case FashionMnistConfig():
+            return (28, 28), "the data set"
+        case TorchvisionConfig(name=name) if name in SMALL:
+            return (SMALL[name], SMALL[name]), "the data set"
+        case _:
+            return (224, 224), "default"
 
 
 def build_source(config: DataConfig, split: Split) -> Source:

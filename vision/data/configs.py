@@ -16,11 +16,12 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 Text = Annotated[str, Field(min_length=1)]
 
 
+Auto = Literal["auto"]
+
+
 class _Shared(Config):
     """What every data set has."""
 
-    image_size: Size
-    """Size of the pictures that the model sees."""
     seed: Count
     """Decides which pictures a split or a subset holds (for `shapes`: also how they look).
 
@@ -43,6 +44,10 @@ class _Shared(Config):
 class _Stored(_Shared):
     """What every data set on a disk has."""
 
+    image_size: Size | Auto
+    """Size of the pictures that the model sees. auto: the one that the weights were trained with;
+    without weights 224, or that of the pictures where a known set has small ones.
+    """
     val_fraction: Share | None
     """Validate on this share of the training pictures, taken away from them class by class.
 
@@ -54,6 +59,8 @@ class ShapesConfig(_Shared):
     """Pictures made on the fly: in clutter an object, told by shape, texture and colour."""
 
     kind: Literal["shapes"]
+    image_size: Size
+    """Size of the pictures, and of what the model sees."""
     train_samples: PositiveInt
     val_samples: PositiveInt
     test_samples: PositiveInt
@@ -171,7 +178,6 @@ class PrepareConfig(Config):
     """Processes that read and encode; 0: this one."""
 
 
-Auto = Literal["auto"]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 AreaShare = Annotated[float, Field(gt=0, le=1)]

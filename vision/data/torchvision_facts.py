@@ -25,6 +25,12 @@ class Facts:
     """Numbers of classes that an option's value brings about."""
 
 
+SMALL = {"CIFAR10": 32, "CIFAR100": 32, "SVHN": 32, "USPS": 16} | dict.fromkeys(
+    ("EMNIST", "FashionMNIST", "KMNIST", "MNIST", "QMNIST"), 28
+)
+"""The side of the pictures of sets that have small ones."""
+
+
 def _named(*names: str) -> dict[Split, dict[str, Any]]:
     """Splits that are chosen by split=…, in the order train, val, test or train, test."""
     splits: tuple[Split, ...] = ("train", "val", "test") if len(names) == 3 else ("train", "test")

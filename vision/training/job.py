@@ -1,7 +1,7 @@
 """Everything that a training loop works with, built from a config."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import nn
 
 from vision.checkpoints.report import LoadReport
 from vision.config import ConfigError, UserError
-from vision.data.build import build_source
+from vision.data.build import build_source, picture_size
 from vision.data.configs import DataConfig, FolderConfig
 from vision.data.loader import Batch, Loader, Recipe, resolve_workers
 from vision.data.preprocess import Preprocess, normalizer, resolve_preprocess, usual_values
@@ -118,9 +118,10 @@ def build_job(config: TrainConfig, run: Run, world: World, source: str | None = 
     data = _data(config, run, world)
     train, val = build_source(data, "train"), build_source(data, "val")
     start = find_start(config, run, world, config.init if source is None else source)
-    size = config.data.image_size
+    size, who = picture_size(config.data, start.image_size)
     known = [*start.known, *usual_values(config.data)]
     preprocess = resolve_preprocess(config.preprocess, size, train.channels, known)
+    preprocess = replace(preprocess, origin={"image_size": who, **preprocess.origin})
     classes = len(train.classes)
     model, report = _model(config, start, preprocess, classes, world)
     check_loss(config.loss, config.augment.label_smoothing, classes)

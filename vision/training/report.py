@@ -117,7 +117,9 @@ def _summary(job: "Job") -> dict[str, str]:
 
 def _preprocess(preprocess: Preprocess) -> str:
     """Every value with who said so; those of one origin together."""
+    height, width = preprocess.image_size
     values = {
+        "image size": f"{height} × {width}",
         "mean": ", ".join(f"{number:.4g}" for number in preprocess.mean),
         "std": ", ".join(f"{number:.4g}" for number in preprocess.std),
         "interpolation": preprocess.interpolation,

@@ -18,12 +18,13 @@ from vision.checkpoints.reading import find_file
 from vision.checkpoints.remote import resolve
 from vision.checkpoints.report import LoadReport
 from vision.checkpoints.source import Source, open_source
-from vision.config import ConfigError, pair, parse
+from vision.config import ConfigError, parse
+from vision.data.build import picture_size
 from vision.data.configs import PreprocessConfig
 from vision.data.preprocess import Preprocess
 from vision.evaluation.stored import stored_model
 from vision.models.baseline import TimmModel
-from vision.models.configs import AutoModelConfig, ModelConfig, SwinV2Config, TimmConfig
+from vision.models.configs import AutoModelConfig, ModelConfig, SwinV2Config, TimmConfig, ViTConfig
 from vision.models.layers import Classifier, Grid
 from vision.training.configs import TrainConfig
 from vision.training.distributed import World
@@ -156,16 +157,20 @@ def _own(config: TrainConfig, source: str, path: Path, record: dict[str, Any]) -
 
 def _foreign(config: TrainConfig, source: str, place: Path) -> Start:
     if isinstance(config.model, TimmConfig):
-        known = timm_preprocess(source, place)
-        return Start(config.model, known, source, place)
+        known, size = timm_preprocess(source, place)
+        return Start(config.model, known, source, place, image_size=size)
     opened = open_source(source if ":" in source else place, config.init_weights)
     origin = opened.metadata.preprocess_origin or "the weights"
-    known = [(f"{source}: {origin}", opened.metadata.preprocess)]
-    start = Start(config.model, known, source, place, opened)  # type: ignore[arg-type]
+    start = Start(
+        config.model,  # type: ignore[arg-type]
+        [(f"{source}: {origin}", opened.metadata.preprocess)],
+        source,
+        place,
+        opened,
+    )
     if not isinstance(config.model, AutoModelConfig):
-        return start
-    size = config.model.trained_size
-    inferred = infer_model(opened, trained_size=size, **config.model.given())
+        return replace(start, image_size=_trained_size(opened, config))
+    inferred = infer_model(opened, trained_size=config.model.trained_size, **config.model.given())
     return replace(
         start,
         model=_at_size(inferred.config, inferred.image_size, config),
@@ -178,7 +183,18 @@ def _at_size(model: ModelConfig, trained: Grid, config: TrainConfig) -> ModelCon
     """The model for the run's pictures: a Swin V2 goes on measuring in windows that it knows."""
     if not isinstance(model, SwinV2Config):
         return model
-    return with_trained_windows(model, trained, pair(config.data.image_size))
+    return with_trained_windows(model, trained, picture_size(config.data, trained)[0])
+
+
+def _trained_size(opened: Source, config: TrainConfig) -> Grid | None:
+    """The size of the pictures that a file's weights were trained on, where it can be told."""
+    given: dict[str, Any] = (
+        {"heads": config.model.heads} if isinstance(config.model, ViTConfig) else {}
+    )
+    try:
+        return infer_model(opened, **given).image_size
+    except CheckpointError:
+        return None
 
 
 def _pretrained(model: Any) -> str:

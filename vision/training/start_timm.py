@@ -15,14 +15,17 @@ from vision.checkpoints.remote import pretrained_config
 from vision.checkpoints.report import LoadReport
 from vision.config import ConfigError, suggest
 from vision.models.baseline import TimmModel
+from vision.models.layers import Grid
 from vision.training.tune import head_names
 
 WORDS = {"mean": "mean", "std": "std", "interpolation": "interpolation", "crop_pct": "crop_ratio"}
 """What timm says of a preprocessing, and how it is called here."""
 
 
-def timm_preprocess(source: str, place: Path) -> list[tuple[str, dict[str, Any]]]:
-    """What is known of the pictures that the weights were trained on, with its origin."""
+def timm_preprocess(
+    source: str, place: Path
+) -> tuple[list[tuple[str, dict[str, Any]]], Grid | None]:
+    """What is known of the pictures that the weights were trained on, with its origin; the size."""
     values: Mapping[str, Any] = pretrained_config(source)
     if not values:
         beside = read_raw(place).extra.get("config")
@@ -30,7 +33,9 @@ def timm_preprocess(source: str, place: Path) -> list[tuple[str, dict[str, Any]]
     found = {ours: values[name] for name, ours in WORDS.items() if name in values}
     if found.get("interpolation") not in ("nearest", "bilinear", "bicubic", "lanczos"):
         found.pop("interpolation", None)
-    return [(f"{source}: timm's settings of these weights", found)] if found else []
+    size = values.get("input_size")
+    known = [(f"{source}: timm's settings of these weights", found)] if found else []
+    return known, (size[1], size[2]) if size else None
 
 
 def load_timm_weights(
