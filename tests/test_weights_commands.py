@@ -57,7 +57,7 @@ def test_info_command_says_what_a_file_is(
     loaded = vision.load(timm_file, heads=1)
     assert facts["cost"]["parameters"] == sum(p.numel() for p in loaded.model.parameters())
     assert main(["info", *words[:-1]]) == 0
-    assert "weights.safetensors" in capsys.readouterr().out.replace("\n", "")
+    assert "weights.safetensors" in "".join(capsys.readouterr().out.split())
 
 
 def test_list_weights_names_weights_that_timm_has(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,9 @@ what it needs: help, listings and mistakes are answered without loading torch. W
 setting may have several values; all jobs that this makes are parsed before the first one starts.
 """
 
+import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -32,6 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(words)
     except UserError as error:
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            # The first process says the same, and torchrun then ends this one: it speaks only where
+            # the mistake is its own.
+            time.sleep(5)
         print(f"error: {str(error).replace(chr(10), chr(10) + '       ')}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except BrokenPipeError:  # what we were piped into has seen enough

@@ -321,7 +321,7 @@ def test_timm_swin_without_head_is_not_taken_for_the_official_layout(tmp_path: P
         (["stages.0.blocks.0.attn.meta_mlp.fc1.weight"], "swinv2_cr"),
         (["blocks.0.attn.qkv.weight", "attn_pool.latent"], "attention pooling"),
         (["visual.class_embedding"], "CLIP"),
-        (["layer1.0.conv1.weight"], "convolutional"),
+        (["conv1.weight", "layer1.0.conv1.weight"], "convolutional"),
         (["something.else"], "no known ViT or Swin"),
     ],
 )

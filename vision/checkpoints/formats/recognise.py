@@ -36,6 +36,8 @@ Layout = Literal[
 ]
 
 _REFUSED = (
+    # Before CLIP: a ResNet has a conv1.weight too.
+    (r"encoder\.block\.0\..*|conv_stem\..*|layer1\.0\.conv1\.weight", "a convolutional network"),
     (
         r"(.*\.)?transformer\.layers\.0\.0\.(fn\.)?to_qkv\.weight",
         "a ViT of vit-pytorch (lucidrains). It norms patches before and after their projection and "
@@ -50,7 +52,6 @@ _REFUSED = (
     (r"attn_pool\..*|.*MAPHead_0/.*", "a model with attention pooling, such as SigLIP"),
     (r"conv_root/.*|patch_embed\.backbone\..*", "a hybrid of a ResNet and a ViT"),
     (r"blocks\.0\.attn\.relative_position_bias_table|rel_pos_bias\..*", "a BEiT"),
-    (r"encoder\.block\.0\..*|conv_stem\..*|layer1\.0\.conv1\.weight", "a convolutional network"),
 )
 """What is told from a ViT or Swin to say what it is."""
 
