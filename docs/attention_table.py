@@ -3,32 +3,52 @@
     python docs/attention_table.py ViT=out/vit0,out/vit1,out/vit2 Swin=out/swin0,out/swin1,out/swin2
 
 Each folder holds the scores.json that `vision visualize … score=true output=<folder>` wrote; the
-runs of a name differ in their seed only.
+runs of a name differ in their seed only. ± is the standard deviation over runs (n - 1).
 """
 
 import json
 import statistics
 import sys
 from pathlib import Path
+from typing import Any
 
 from vision.inspection.scoring import METRICS
 
 Numbers = dict[str, dict[str, list[float]]]
 """By method and metric, one number for each run."""
+SAME = ("pictures", "steps", "seed")
+"""What runs must have in common to be put together."""
+
+
+def read(folder: str) -> dict[str, Any]:
+    """The scores of one run."""
+    path = Path(folder) / "scores.json"
+    if not path.is_file():
+        sys.exit(f"error: there is no {path}: vision visualize … score=true output={folder}")
+    content: dict[str, Any] = json.loads(path.read_text())
+    if len(content["scores"]) != 1:
+        sys.exit(f"error: {path} has scores of {len(content['scores'])} models; one is expected.")
+    return content
 
 
 def gathered(folders: list[str]) -> tuple[Numbers, int]:
     """The scores of some runs, and the number of pictures."""
+    contents = [read(folder) for folder in folders]
+    for key in SAME:
+        values = [content[key] for content in contents]
+        if len(set(values)) > 1:
+            sys.exit(f"error: {', '.join(folders)}: {key} differ: {values}.")
     found: Numbers = {}
-    pictures = 0
-    for folder in folders:
-        content = json.loads((Path(folder) / "scores.json").read_text())
-        pictures = content["pictures"]
-        for methods in content["scores"].values():
-            for method, numbers in methods.items():
-                for metric, value in numbers.items():
-                    found.setdefault(method, {}).setdefault(metric, []).append(value)
-    return found, pictures
+    for content in contents:
+        (methods,) = content["scores"].values()
+        for method, numbers in methods.items():
+            for metric, value in numbers.items():
+                found.setdefault(method, {}).setdefault(metric, []).append(value)
+    for method, row in found.items():
+        for metric, values in row.items():
+            if len(values) != len(folders):
+                sys.exit(f"error: only {len(values)} of {folders} have {metric} of {method}.")
+    return found, contents[0]["pictures"]
 
 
 def cell(values: list[float]) -> str:
@@ -41,8 +61,9 @@ def table(name: str, folders: list[str]) -> str:
     """Markdown."""
     numbers, pictures = gathered(folders)
     metrics = [metric for metric in METRICS if any(metric in row for row in numbers.values())]
+    runs = "1 run" if len(folders) == 1 else f"{len(folders)} runs, mean ± standard deviation"
     lines = [
-        f"**{name}**, {len(folders)} run(s), {pictures} pictures:",
+        f"**{name}**, {runs}, {pictures} pictures:",
         "",
         f"| method | {' | '.join(METRICS[metric] for metric in metrics)} |",
         f"|---|{'---|' * len(metrics)}",
@@ -58,7 +79,10 @@ def main() -> None:
         sys.exit(__doc__)
     for word in sys.argv[1:]:
         name, _, folders = word.partition("=")
-        print(table(name, folders.split(",")), end="\n\n")
+        listed = folders.split(",")
+        if len(set(listed)) != len(listed):
+            sys.exit(f"error: {name}: a folder is named twice.")
+        print(table(name, listed), end="\n\n")
 
 
 if __name__ == "__main__":

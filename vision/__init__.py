@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from vision.config import ConfigError, parse
     from vision.data.build import build_source
     from vision.inference.load import load
+    from vision.inspection.figures.show import show_attention
     from vision.models.build import build_model
     from vision.models.cost import cost
     from vision.models.swin import static_bias
@@ -25,6 +26,7 @@ _HOMES = {
     "load": "vision.inference.load",
     "load_weights": "vision.checkpoints.load",
     "cost": "vision.models.cost",
+    "show_attention": "vision.inspection.figures.show",
     "static_bias": "vision.models.swin",
 }
 
@@ -36,6 +38,7 @@ __all__ = [
     "load",
     "load_weights",
     "parse",
+    "show_attention",
     "static_bias",
 ]
 

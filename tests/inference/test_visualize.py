@@ -2,8 +2,10 @@
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -164,6 +166,75 @@ def test_viewers_of_a_convolutional_network_say_that_it_has_no_attention(
     items = items_of_files([photos / "a.png"])
     with pytest.raises(ConfigError, match="checkpoint: net: No attention was found in ResNet"):
         viewers([loaded], parse(VisualizeConfig, values), items[0])
+
+
+def page_header(path: Path) -> dict[str, Any]:
+    found = re.search(r'type="application/json" id="header">(.*?)</script>', path.read_text())
+    assert found is not None
+    header: dict[str, Any] = json.loads(found[1])
+    return header
+
+
+def test_page_of_pictures_with_masks_has_their_scores(swin: Path, tmp_path: Path) -> None:
+    words = ["data=shapes", "pictures=1", "figures=[]", "page=true"]
+    assert visualize(swin, tmp_path / "out", *words) == 0
+    header = page_header(tmp_path / "out/val-0000.page.html")
+    assert {"random", "centre", "rollout", "cam_rollout", "gradient_rollout"} <= set(
+        header["scores"]
+    )
+    assert set(header["scores"]["rollout"]) == {
+        "pointing", "energy", "pixel_accuracy", "map", "miou"
+    }  # fmt: skip
+    assert "score=true" in header["scores_note"]
+    # The same numbers as the table of scores has for this picture.
+    methods = "methods=[rollout,gradient_rollout:clamp:before:normalize:true]"
+    more = [*words, "score=true", "steps=2", methods, "format=json"]
+    assert visualize(swin, tmp_path / "all", *more) == 0
+    scored = page_header(tmp_path / "all/val-0000.page.html")
+    stored = json.loads((tmp_path / "all/scores.json").read_text())["scores"]["swin"]
+    assert scored["scores_note"] == ""
+    for name, row in (("rollout", "rollout"), ("gradient_rollout", methods[17:-1])):
+        for metric, value in scored["scores"][name].items():
+            assert value == pytest.approx(stored[row][metric], abs=1e-6)
+        assert "insertion" in scored["scores"][name]
+        for metric, value in header["scores"][name].items():
+            assert value == pytest.approx(stored[row][metric], abs=1e-6)
+
+
+def test_page_of_pictures_without_masks_says_why_there_are_no_scores(
+    run: Path, photos: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    assert visualize(run, out, f"images={photos}/b.png", "figures=[]", "page=true") == 0
+    header = page_header(out / "b.page.html")
+    assert header["scores"] == {} and "masks=FOLDER" in header["scores_note"]
+    # With a mask the page is drawn anew, and the mask may come without score=true.
+    (tmp_path / "masks").mkdir()
+    mask = np.zeros((30, 40), dtype=np.uint8)
+    mask[5:20, 10:30] = 255
+    Image.fromarray(mask).save(tmp_path / "masks/b.png")
+    words = [f"images={photos}/b.png", "figures=[]", "page=true", f"masks={tmp_path / 'masks'}"]
+    assert visualize(run, out, *words) == 0
+    assert "pointing" in page_header(out / "b.page.html")["scores"]["rollout"]
+
+
+def test_masks_that_do_not_match_their_pictures_are_refused(
+    run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "masks").mkdir()
+    words = ["figures=[]", "score=true", "steps=2", f"masks={tmp_path / 'masks'}"]
+    words += [f"images={photos}/b.png", "methods=[rollout]"]
+    assert visualize(run, tmp_path / "out", *words) == 2
+    assert "b.png has no mask; expected" in capsys.readouterr().err
+    Image.new("L", (40, 40), 255).save(tmp_path / "masks/b.png")
+    assert visualize(run, tmp_path / "out", *words) == 2
+    said = capsys.readouterr().err
+    assert "is 40 x 40 pixels, but its picture" in said and "is 40 x 30" in said
+    Image.new("L", (80, 60), 255).save(tmp_path / "masks/b.png")  # finer than the picture
+    assert visualize(run, tmp_path / "out", *words) == 0
+    Image.new("L", (40, 30), 0).save(tmp_path / "masks/b.png")
+    assert visualize(run, tmp_path / "out", *words) == 2
+    assert "no picture left to score" in capsys.readouterr().err
 
 
 def test_score_of_a_folder_with_masks_writes_tables(

@@ -44,7 +44,7 @@ HF_SWIN: dict[str, Any] = {
 
 
 def own(name: str, size: Grid, **changes: Any) -> Any:
-    return small_model(name, size, classes=CLASSES, **changes).eval()
+    return small_model(name, size, **({"classes": CLASSES} | changes)).eval()
 
 
 def timm_model(name: str, size: Grid, **changes: Any) -> Any:
@@ -68,6 +68,14 @@ def transformers_model(kind: str, settings: dict[str, Any], end: str = "", **cha
 OWN: dict[str, tuple[Callable[[], Any], Grid]] = {
     "own vit": (lambda: own("vit_base", (40, 32)), (40, 32)),
     "own vit registers": (lambda: own("vit_base", (40, 32), registers=2), (40, 32)),
+    "own vit distilled": (
+        lambda: own("vit_base", (40, 32), distillation_token=True, registers=1),
+        (40, 32),
+    ),
+    "own vit class and mean": (
+        lambda: own("vit_base", (40, 32), pool="class_token_and_mean"),
+        (40, 32),
+    ),
     "own vit mean": (
         lambda: own("vit_base", (40, 32), class_token=False, pool="mean", pool_norm="after"),
         (40, 32),

@@ -23,7 +23,9 @@ def seen(name: str = "vit_mini", size: tuple[int, int] = (32, 32), **changes: An
     """A model with weights that are not trivial, and how it is shown pictures."""
     mean, std = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
     preprocess = Preprocess(size, 3, mean, std, "bilinear", 1.0, {})
-    return Seen(small_model(name, size, classes=7, **changes).eval(), NAMES, preprocess)
+    classes = changes.pop("classes", len(NAMES))
+    model = small_model(name, size, classes=classes, **changes).eval()
+    return Seen(model, NAMES[:classes], preprocess)
 
 
 def noise(size: tuple[int, int] = (32, 32), number: int = 1) -> list[NDArray[np.uint8]]:

@@ -286,5 +286,24 @@ def test_reduced_capture_keeps_one_matrix_per_layer(name: str, fusion: Any) -> N
 def test_prefix_tokens_are_named(name: str) -> None:
     model, images = built(name)
     prefix = capture(model, images, layers=[0]).layout.prefix
-    expected = {"own vit": ("class",), "own vit mean": ()}
-    assert prefix == expected.get(name, ("class", "register 1", "register 2"))
+    expected = {
+        "own vit": ("class",),
+        "own vit registers": ("class", "register 1", "register 2"),
+        "own vit distilled": ("class", "distillation", "register 1"),
+        "own vit class and mean": ("class",),
+        "own vit mean": (),
+    }
+    assert prefix == expected[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "shares"),
+    [("own vit distilled", {0: 0.5, 1: 0.5}), ("own vit class and mean", {0: 0.5})],
+)
+def test_pooled_query_is_what_the_head_takes(name: str, shares: dict[int, float]) -> None:
+    captured = capture(*built(name), layers=[-1])
+    seed = seed_of(captured)[0, 0]
+    prefix = len(captured.layout.prefix)
+    assert {i: float(s) for i, s in enumerate(seed[:prefix]) if s > 0} == shares
+    cells = 1 - sum(shares.values())
+    assert torch.allclose(seed[prefix:], torch.tensor(cells / captured.layout.cells))

@@ -10,13 +10,18 @@ import numpy as np
 import pytest
 import torch
 from explorer_pages import explained_model, make_page
+from inspected import built
 from PIL import Image
 
 from vision.inspection.capture import capture
 from vision.inspection.explorer.pack import LADDER
+from vision.inspection.explorer.page import METHODS, write_page
 from vision.inspection.features import cam_seed, norm_map
 from vision.inspection.gradients import chefer, gradient_rollout, token_gradcam
+from vision.inspection.looks import possible_requests
+from vision.inspection.methods import attribute
 from vision.inspection.record import Captured
+from vision.inspection.requests import parse_request
 from vision.inspection.rollout import fused, rollout, seed_of
 
 pytestmark = pytest.mark.browser
@@ -300,7 +305,7 @@ def test_page_on_a_lower_rung_says_so_and_stays_close(
     captured = captured_of(kind)
     expected = rollout(captured, seed_of(captured))[0, 0]
     found = page.evaluate({"method": "rollout"}, {"kind": "pool"})
-    if rung == 7 and kind == "vit":
+    if LADDER[rung - 1].pooled and kind == "vit":
         # Cells of 2 x 2 share what they got: compare their sums.
         prefix, grid = len(captured.layout.prefix), captured.layout.grid
         pairs = (grid[0] // 2, 2, grid[1] // 2, 2)
@@ -521,10 +526,59 @@ def test_everything_that_can_be_operated_has_a_name(browser: Any, folder: Path) 
 
 
 def test_scores_are_shown_with_their_baselines(browser: Any, folder: Path) -> None:
-    scores = {"random": {"energy": 0.08}, "rollout": {"energy": 0.41, "pointing": 1.0}}
-    path = make_page("vit", folder / "scores.html", scores=scores).path
+    scores = {"random": {"energy": 8.0}, "rollout": {"energy": 41.3, "pointing": 100.0}}
+    path = make_page("vit", folder / "scores.html", scores=scores, scores_note="So it is.").path
     page = Opened(browser, path, "#i=methods")
-    rows = page.page.eval_on_selector_all(
-        "#methods tbody tr", "rows => rows.map(row => [...row.children].map(c => c.textContent))"
+    assert table_of(page) == [
+        ["Method", "energy ↑", "pointing ↑"],
+        ["Rollout", "41.3", "100"],
+        ["random (baseline)", "8", "–"],
+    ]
+    assert page.page.inner_text("#scores-note") == "So it is."
+    said = page.page.eval_on_selector("#methods details", "node => node.textContent")
+    assert "the share of the map that lies on the object" in said
+    assert page.problems == []
+
+
+def test_page_without_scores_says_why(browser: Any, folder: Path) -> None:
+    path = make_page("vit", folder / "unscored.html", scores_note="There is no mask.").path
+    page = Opened(browser, path, "#i=methods")
+    assert table_of(page) == []
+    text = page.page.inner_text("#methods")
+    assert "No method was scored on this picture." in text and "There is no mask." in text
+
+
+def table_of(page: Opened) -> list[list[str]]:
+    found: list[list[str]] = page.page.eval_on_selector_all(
+        "#methods tr", "rows => rows.map(row => [...row.children].map(c => c.textContent))"
     )
-    assert rows == [["Rollout", "0.41", "1"], ["random (baseline)", "0.08", "–"]]
+    return found
+
+
+FOREIGN = ["timm swin padded", "torchvision swin v2", "transformers dinov2 registers"]
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_page_of_a_model_of_another_library_equals_python(
+    browser: Any, folder: Path, name: str
+) -> None:
+    model, image = built(name, batch=1)
+    picture = Image.new("RGB", (image.shape[-1], image.shape[-2]))
+    page = Opened(browser, write_page(model, image, picture, folder / f"{name}.html").path)
+    captured = capture(model, image)
+    shown = page.page.eval_on_selector_all("#method option", "all => all.map(o => o.value)")
+    asked = [parse_request(METHODS[method]) for method in shown]
+    assert {request.method for request in asked} == {
+        request.method for request in possible_requests(list(METHODS.values()), captured)
+    }
+    for method, request in zip(shown, asked, strict=True):
+        found = page.evaluate({"method": method}, {"kind": "pool"})
+        maps = attribute(model, image, request.method, **request.options)
+        # The page shows what speaks for a class; Python also has what speaks against it.
+        expected = maps.values[0].clamp_min(0).flatten().detach()
+        close(found[-len(expected) :], expected, 1e-2 * float(expected.max()))
+    layer = captured.layers[-1]
+    found = page.evaluate({"layer": layer.number, "head": 1}, cell(1, 2))
+    close(found, layer.row((1, 2))[0, 1])
+    assert page.problems == []
+    page.context.close()

@@ -21,7 +21,7 @@ from vision.inspection.figures.gallery import gallery
 from vision.inspection.figures.heads import heads_sheet, nine_places, queries_sheet
 from vision.inspection.figures.sheet import overlay_sheet
 from vision.inspection.figures.windows import microscope
-from vision.inspection.looks import all_requests, as_batch, look_at, observed
+from vision.inspection.looks import all_requests, as_batch, look_at
 from vision.inspection.methods import attribute
 from vision.inspection.requests import parse_requests
 from vision.inspection.rollout import seed_of
@@ -196,7 +196,7 @@ def test_film_strip_ends_with_the_rollout() -> None:
 @pytest.mark.parametrize("name", ["vit_mini", "swin_mini"])
 def test_comparison_shows_every_method_and_its_scores(name: str) -> None:
     subject, pixels = seen(name), noise()
-    captured = observed(subject, as_batch(subject, pixels), reduce="mean")
+    captured = capture(subject.model, as_batch(subject, pixels), reduce="mean")
     look = look_at(subject, pixels, all_requests(captured), classes=1)[0]
     scores = {"rollout": {"pointing": 73.0}}
     drawing = comparison(look, captured, scores=scores, style=SMALL)

@@ -2,18 +2,23 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
 from inspected import MODELS, built, dense
 from model_settings import pictures
+from seen import noise, seen
 
+from vision.config import ConfigError
 from vision.inspection.capture import capture
 from vision.inspection.catalogue import METHODS
 from vision.inspection.features import cam_seed
 from vision.inspection.gradients import chefer
+from vision.inspection.looks import look_at
 from vision.inspection.methods import attribute, methods_of
 from vision.inspection.record import CaptureError
+from vision.inspection.requests import parse_requests
 from vision.inspection.rollout import rollout, seed_of
 
 
@@ -156,3 +161,12 @@ def test_methods_of_a_convolutional_network_are_refused() -> None:
         attribute(timm.create_model("resnet18"), pictures(1, 3, 32, 32), "rollout")
     with pytest.raises(ValueError, match="needs pictures"):
         attribute(timm.create_model("resnet18"), method="rollout")
+
+
+def test_head_from_the_end_is_the_last_one() -> None:
+    subject, pixels = seen(), noise()
+    texts = ["attention:layer:0:head:-1", "attention:layer:0:head:2"]
+    last, third = look_at(subject, pixels, parse_requests(texts))[0].panels
+    assert np.array_equal(last.values, third.values)
+    with pytest.raises(ConfigError, match="no captured head -4"):
+        look_at(subject, pixels, parse_requests(["attention:layer:0:head:-4"]))

@@ -200,6 +200,27 @@ def test_score_without_masks_has_what_needs_none() -> None:
     assert list(found["rollout"]) == ["positive", "negative", "deletion", "insertion"]
 
 
+def test_score_without_steps_compares_with_masks_only() -> None:
+    subject = seen("swin_mini")
+    samples = [Sample(str(i), pixels, a_mask()) for i, pixels in enumerate(noise(number=2))]
+    requests = parse_requests(["rollout", "chefer"])
+    whole, some = (score(subject, samples, requests, steps=steps) for steps in (2, None))
+    for method, numbers in some.items():
+        assert list(numbers) == ["pointing", "energy", "pixel_accuracy", "map", "miou"]
+        assert all(whole[method][metric] == value for metric, value in numbers.items())
+    with pytest.raises(ValueError, match="pictures that have a mask"):
+        score(subject, [Sample("a", noise()[0], None)], requests, steps=None)
+
+
+def test_score_of_a_headless_model_needs_masks_and_no_steps() -> None:
+    subject = seen(classes=0)
+    samples = [Sample("a", noise()[0], a_mask())]
+    requests = parse_requests(["rollout"])
+    assert "miou" in score(subject, samples, requests, steps=None)["rollout"]
+    with pytest.raises(ValueError, match="this model has no classes"):
+        score(subject, samples, requests, steps=2)
+
+
 def test_score_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="no pictures"):
         score(seen(), [], parse_requests(["rollout"]))

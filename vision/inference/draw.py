@@ -11,15 +11,16 @@ from vision.config import ConfigError
 from vision.data.augment import to_image
 from vision.inference.load import Loaded
 from vision.inference.pictures import Item
+from vision.inspection.capture import capture
 from vision.inspection.configs import VisualizeConfig
-from vision.inspection.explorer.page import write_page
+from vision.inspection.explorer.page import METHODS, Scores, write_page
 from vision.inspection.features import cam_seed
 from vision.inspection.figures.drawing import Drawing, Style
 from vision.inspection.figures.filmstrip import comparison, film_strip
 from vision.inspection.figures.heads import heads_sheet, nine_places, queries_sheet
 from vision.inspection.figures.sheet import overlay_sheet
 from vision.inspection.figures.windows import microscope
-from vision.inspection.looks import Pixels, as_batch, look_at, observed
+from vision.inspection.looks import Pixels, as_batch, look_at, possible_requests
 from vision.inspection.masks import Sample
 from vision.inspection.record import Captured
 from vision.inspection.requests import Request
@@ -115,7 +116,7 @@ def _single(
             name=subject.name,
         )[0]
         scores = picture_scores(subject, item, pixels, config) if config.score else None
-        captured = observed(loaded, images, reduce="mean")
+        captured = capture(loaded.model, images, reduce="mean")
         return comparison(
             look,
             captured,
@@ -124,7 +125,7 @@ def _single(
             percentile=config.percentile,
             interpolation=config.interpolation,
         )
-    captured = observed(loaded, images, reduce="mean" if figure == "filmstrip" else None)
+    captured = capture(loaded.model, images, reduce="mean" if figure == "filmstrip" else None)
     match figure:
         case "heads":
             if config.query == "cam":
@@ -183,6 +184,7 @@ def draw_page(
     """The explorer page of one picture."""
     loaded = subject.loaded
     picture: Image.Image = to_image(pixels)
+    scores, words = page_scores(subject, item, pixels, config)
     number = len(subject.classes) if isinstance(subject.classes, tuple) else subject.classes
     write_page(
         loaded.model,
@@ -191,10 +193,51 @@ def draw_page(
         stem.with_name(f"{stem.name}.html"),
         classes=loaded.classes or None,
         top=number if loaded.classes else 0,
-        scores=picture_scores(subject, item, pixels, config) if config.score else None,
+        scores=scores,
+        scores_note=words,
         title=Path(item.name).name,
         subtitle=subject.name,
     )
+
+
+def page_scores(
+    subject: Viewer, item: Item, pixels: Pixels, config: VisualizeConfig
+) -> tuple[Scores | None, str]:
+    """The scores that a page shows, and what it says of them or of their absence.
+
+    A mask makes them cheap: maps are compared with it. What hiding pixels does to the answer takes
+    hundreds of forward passes and is measured where scores are asked for.
+    """
+    loaded = subject.loaded
+    mask = item.seen_mask(loaded)
+    hidden = config.score and bool(loaded.classes)
+    said = []
+    if item.mask is None:
+        said.append(
+            "It is not known where the object is, so maps could not be compared with it: "
+            "masks=FOLDER or boxes=FILE.csv tell, and the embedded data set (data=shapes) knows."
+        )
+    elif mask is None or not mask.any():
+        mask = None
+        said.append("Nothing of the object is left in what the model sees of this picture.")
+    if not loaded.classes:
+        said.append(
+            "The model has no classes, so there is no answer that hiding pixels can change."
+        )
+    elif not config.score:
+        said.append("What hiding pixels does to the answer was not measured: score=true does that.")
+    if mask is None and not hidden:
+        return None, " ".join(said)
+    captured = capture(loaded.model, as_batch(loaded, [pixels]), reduce="mean")
+    found = score(
+        loaded,
+        [Sample(item.name, pixels, mask)],
+        possible_requests(list(METHODS.values()), captured),
+        steps=config.steps if hidden else None,
+        seed=config.seed,
+    )
+    own = {request: name for name, request in METHODS.items()}
+    return {own.get(name, name): row for name, row in found.items()}, " ".join(said)
 
 
 def picture_scores(

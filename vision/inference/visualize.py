@@ -15,6 +15,7 @@ from vision.inference.load import Loaded
 from vision.inference.pictures import Item, batches, items_of_data, items_of_files, some
 from vision.inference.predict import find_pictures
 from vision.inspection.captions import Caption, record_of, stored_record
+from vision.inspection.capture import capture
 from vision.inspection.configs import VisualizeConfig, inches
 from vision.inspection.figures.diagnostics import diagnostics, gather_heads
 from vision.inspection.figures.drawing import Style, caption_file, write_whole
@@ -25,8 +26,8 @@ from vision.inspection.looks import (
     check_requests,
     class_numbers,
     default_requests,
-    observed,
 )
+from vision.inspection.masks import mask_file
 from vision.inspection.record import Captured, CaptureError
 from vision.inspection.requests import parse_requests
 
@@ -37,6 +38,8 @@ NOT_DRAWING = (
     "format", "device", "formats", "masks", "boxes",
 )  # fmt: skip
 """Settings that do not change a figure of a picture, or that its record has in another way."""
+SCORED = ("comparison", "page")
+"""Figures that show scores, and so depend on masks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +101,7 @@ def _probe(name: str, loaded: Loaded, item: Item) -> Captured:
     except UnreadablePictureError:  # told of in its turn
         images = torch.zeros(1, loaded.preprocess.channels, *size, device=loaded.device)
     try:
-        return observed(loaded, images, reduce="mean")
+        return capture(loaded.model, images, reduce="mean")
     except (CaptureError, ValueError) as error:
         raise ConfigError(f"checkpoint: {name}: {error}") from error
 
@@ -162,13 +165,18 @@ def _draw_batch(job: Job, items: Sequence[Item], config: VisualizeConfig, outcom
         return
     if job.figure == "page":
         for item, (one,) in zip(ready, pixels, strict=True):
-            draw_page(job.subjects[0], item, one, config, _stem(item, job, config))
+            try:
+                draw_page(job.subjects[0], item, one, config, _stem(item, job, config))
+            except UnreadablePictureError as error:  # its mask
+                outcome.problem(str(error))
+                continue
             _save_page_caption(item, job, config)
-    else:
-        found = draw_figure(job.figure, job.subjects, ready, pixels, config, style_of(config))
-        for item, drawing in zip(ready, found, strict=True):
-            named = drawing.with_facts(("Picture", item.name), *_origin(job.subjects, config))
-            named.save(_stem(item, job, config), config.formats, _record(item, job, config))
+            outcome.written += 1
+        return
+    found = draw_figure(job.figure, job.subjects, ready, pixels, config, style_of(config))
+    for item, drawing in zip(ready, found, strict=True):
+        named = drawing.with_facts(("Picture", item.name), *_origin(job.subjects, config))
+        named.save(_stem(item, job, config), config.formats, _record(item, job, config))
     outcome.written += len(ready)
 
 
@@ -246,6 +254,10 @@ def _record(item: Item, job: Job, config: VisualizeConfig) -> str:
     settings = config.model_dump(mode="json", exclude=set(NOT_DRAWING))
     files = [Path(subject.loaded.source) for subject in job.subjects]
     files += [item.file] if item.file is not None else []
+    if job.figure in SCORED:
+        files += [config.boxes] if config.boxes is not None else []
+        if config.masks is not None and item.file is not None:
+            files.append(mask_file(config.masks, item.file))
     asked = [[str(r) for r in subject.requests] for subject in job.subjects]
     about = {"figure": job.label, "picture": item.name, "asked": asked}
     return record_of(about | settings, files)

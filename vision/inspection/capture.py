@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vision.inspection.facts import Facts, facts_of, own_model
+from vision.inspection.facts import Facts, facts_of, has_head, own_model
 from vision.inspection.foreign import watching_foreign
 from vision.inspection.hooks import evaluating, keeping_tokens, measuring_shares
 from vision.inspection.own import sites_of, watching_own
@@ -66,7 +66,9 @@ def capture(
         ):
             # A leaf that wants a gradient, so that one exists also where all weights are frozen.
             pictures = images.detach().requires_grad_() if gradients else images
-            logits = logits_of(model(pictures))
+            output = model(pictures)
+            # What a model without a head returns are features and must not pass for logits.
+            logits = logits_of(output) if has_head(model) else None
             found, chosen = _finish(model, recorder, logits, targets, shares)
         if verify and logits is not None:
             _verify(model, images, logits)

@@ -123,8 +123,8 @@ class VisualizeConfig(Config):
         if self.masks is not None and self.boxes is not None:
             raise ValueError("give either masks or boxes, not both.")
         given = self.masks is not None or self.boxes is not None
-        if given and not self.score:
-            raise ValueError("masks and boxes are for scores: add score=true.")
+        if given and not (self.score or self.page or "page" in self.figures):
+            raise ValueError("masks and boxes are for scores: add score=true (or page=true).")
         if given and not self.images:
             raise ValueError("masks and boxes belong to images=…")
         if self.methods == ():

@@ -11,6 +11,9 @@ from vision.models.layers import Grid
 from vision.models.swin import Swin
 from vision.models.vit import ViT
 
+HEADS = ("head", "heads", "classifier", "fc")
+"""How models call the layers that make classes of features."""
+
 
 @dataclass(frozen=True, eq=False)
 class Facts:
@@ -51,6 +54,19 @@ def facts_of(model: nn.Module) -> Facts:
             return Facts(_prefix(inner), patch, Ending("other", None, False, None), None)
 
 
+def has_head(model: nn.Module) -> bool:
+    """Whether a model ends in classes: False where its head was left out and features come out."""
+    inner: Any = own_model(model) or _unwrapped(model)
+    inside = {id(parameter) for parameter in inner.parameters()}
+    if any(id(parameter) not in inside for parameter in model.parameters()):
+        return True  # layers of a wrapper make something of the features
+    if getattr(inner, "num_classes", None) == 0:
+        return False
+    found = [getattr(inner, name, None) for name in HEADS]
+    heads = [head for head in found if isinstance(head, nn.Module)]
+    return not heads or any(True for head in heads for _ in head.parameters())
+
+
 def is_swin(model: nn.Module) -> bool:
     """Whether a model has windows that shift."""
     return any(hasattr(m, "shift_size") or isinstance(m, Swin) for m in model.modules())
@@ -70,9 +86,15 @@ def patch_of(model: nn.Module) -> Grid:
 def _own_vit(model: ViT) -> Facts:
     config = model.config
     prefix = prefix_names(
-        class_token=config.class_token, distillation=False, registers=config.registers
+        class_token=config.class_token,
+        distillation=config.distillation_token,
+        registers=config.registers,
     )
-    pool: Literal["class", "mean"] = "class" if config.pool == "class_token" else "mean"
+    pool: Any = {"class_token": "class", "class_token_and_mean": "class and mean"}.get(
+        config.pool, "mean"
+    )
+    if config.distillation_token:
+        pool = "class and distillation"
     ending = Ending(pool, model.norm, config.pool_norm == "after", _linear(model.head))
     return Facts(prefix, model.patch_embed.patch, ending, model.blocks[-1], "output")
 

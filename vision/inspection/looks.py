@@ -4,12 +4,13 @@ Axes: b batch · k classes that are asked for · y, x rows and columns of cells.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor, nn
 
 from vision.config import ConfigError, suggest
@@ -41,7 +42,7 @@ class Subject(Protocol):
 
     @property
     def classes(self) -> Sequence[str]:
-        """Names in the model's order."""
+        """Names in the model's order; empty where there are none, or where they are not known."""
         ...
 
     @property
@@ -95,8 +96,8 @@ class Look:
         return [panel for panel in self.panels if str(panel.request) == str(request)]
 
 
-def shown_pixels(subject: Subject, picture: Picture, name: str) -> Pixels:
-    """What the model sees of a picture (a file's bytes or an array), before it is normalised."""
+def shown_pixels(subject: Subject, picture: Picture | Image.Image, name: str) -> Pixels:
+    """What the model sees of a picture (a file's bytes, an image or an array), not normalised."""
     preprocess = subject.preprocess
     return evaluation_pixels(open_picture(picture, preprocess.channels, name), preprocess)
 
@@ -106,12 +107,6 @@ def as_batch(subject: Subject, pixels: Sequence[Pixels]) -> Tensor:
     device = next(subject.model.parameters()).device
     stacked = torch.from_numpy(np.stack(pixels)).to(device).movedim(-1, 1)
     return normalizer(subject.preprocess, device)(stacked)
-
-
-def observed(subject: Subject, images: Tensor, *, reduce: Fusion | None = None) -> Captured:
-    """A capture. What a model without a head returns are features and must not pass for logits."""
-    captured = capture(subject.model, images, reduce=reduce)
-    return captured if subject.classes else replace(captured, logits=None)
 
 
 SUITED = ("rollout", "cam_rollout", "chefer", "token_gradcam", "attention", "norm")
@@ -133,7 +128,7 @@ ALL = (
 
 def default_requests(*models: Captured) -> tuple[Request, ...]:
     """Three methods that suit all of some models: one without a class, and two for a class."""
-    fit = _possible(SUITED, models)
+    fit = possible_requests(SUITED, *models)
     if any(r.method == "cam_rollout" for r in fit):  # says what Chefer's does, on a finer grid
         fit = [r for r in fit if r.method != "chefer"]
     return tuple(fit[:3])
@@ -141,11 +136,11 @@ def default_requests(*models: Captured) -> tuple[Request, ...]:
 
 def all_requests(model: Captured) -> tuple[Request, ...]:
     """Every method that a model can have."""
-    return tuple(_possible(ALL, [model]))
+    return tuple(possible_requests(ALL, model))
 
 
-def _possible(texts: Sequence[str], models: Sequence[Captured]) -> list[Request]:
-    """Those that all models can have."""
+def possible_requests(texts: Sequence[str], *models: Captured) -> list[Request]:
+    """Those of some methods that all models can have."""
     found = [parse_request(text) for text in texts]
     for model in models:
         reasons = methods_of(model)
@@ -175,6 +170,8 @@ def check_requests(captured: Captured, requests: Sequence[Request]) -> None:
 
 def class_numbers(names: Sequence[str], known: Sequence[str]) -> tuple[int, ...]:
     """The numbers of classes, or a ConfigError that suggests the nearest name."""
+    if names and not known:
+        raise ConfigError("classes: the model has no head and so no classes; leave classes out.")
     numbers = []
     for name in names:
         if name not in known:
@@ -199,7 +196,7 @@ def look_at(
     numbers of classes, for methods that explain a class; a tensor (b k) has some for each picture.
     """
     images = as_batch(subject, pixels)
-    first = observed(subject, images, reduce="mean")
+    first = capture(subject.model, images, reduce="mean")
     requests = default_requests(first) if requests is None else requests
     check_requests(first, requests)
     answers = _answers(first, subject.classes, 5)
@@ -239,7 +236,8 @@ def _plain_source(
     wanted = options.get("fusion", options.get("head", "mean"))
     if isinstance(wanted, int):
         try:
-            return capture(model, images, layers=[options["layer"]], heads=[wanted])
+            heads = [wanted] if wanted >= 0 else None  # from the end: of how many is not known yet
+            return capture(model, images, layers=[options["layer"]], heads=heads)
         except ValueError as error:
             raise ConfigError(f"{request}: {error}") from error
     if wanted not in ("mean", "max", "min"):

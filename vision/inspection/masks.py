@@ -42,14 +42,29 @@ def shown_mask(subject: Subject, mask: Mask, name: str) -> Mask:
     return evaluation_pixels(picture, preprocess)[..., 0] > 127
 
 
-def read_mask(folder: Path, picture: Path) -> Mask:
-    """The mask of a picture: not black on the object."""
+def mask_file(folder: Path, picture: Path) -> Path:
+    """Where the mask of a picture is, or a ConfigError."""
     candidates = [folder / f"{picture.stem}.png", folder / picture.name]
     found = next((file for file in candidates if file.is_file()), None)
     if found is None:
         raise ConfigError(f"masks: {picture} has no mask; expected {candidates[0]}.")
-    mask = decode(found.read_bytes(), 1, str(found))[..., 0] > 0
-    return np.asarray(mask)
+    return found
+
+
+def read_mask(folder: Path, picture: Path) -> Mask:
+    """The mask of a picture: not black on the object."""
+    found = mask_file(folder, picture)
+    mask = np.asarray(decode(found.read_bytes(), 1, str(found))[..., 0] > 0)
+    shown = open_picture(picture.read_bytes(), 3, str(picture))
+    height, width = mask.shape
+    # Of another size it may be, but not of other proportions: what it marks would be elsewhere.
+    off = abs(width * shown.height / shown.width - height)
+    if off > max(1, height / shown.height):
+        raise ConfigError(
+            f"masks: {found} is {width} x {height} pixels, but its picture {picture} is "
+            f"{shown.width} x {shown.height}: a mask must have the proportions of its picture."
+        )
+    return mask
 
 
 def read_boxes(table: Path) -> dict[str, list[tuple[float, float, float, float]]]:

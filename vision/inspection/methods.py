@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from vision.config import suggest
 from vision.inspection.capture import Targets, capture, chosen_classes
 from vision.inspection.catalogue import METHODS, QUERIED, Method
-from vision.inspection.facts import facts_of
+from vision.inspection.facts import facts_of, has_head
 from vision.inspection.features import cam_seed, feature_components, last_tokens, logit_parts
 from vision.inspection.gradients import (
     attention_gradcam,
@@ -71,7 +71,7 @@ def methods_of(source: Captured | nn.Module) -> dict[str, str | None]:
         ending, head = source.ending, source.logits is not None
     else:
         ending = facts_of(source).ending
-        head = True  # known after a forward pass only
+        head = has_head(source)  # some models tell only by what they return
     return {method: unavailable(ending, head, method) for method in METHODS}
 
 
@@ -207,10 +207,12 @@ def _matrix(layer: LayerAttention, head: int | str) -> Tensor:
     """One head of a layer, by its number in the model, or all of them fused."""
     if isinstance(head, str):
         return fused(layer, head)  # type: ignore[arg-type]
-    if head not in layer.heads:
+    whole = layer.heads == tuple(range(len(layer.heads)))
+    number = head + len(layer.heads) if head < 0 and whole else head  # from the end, where known
+    if number not in layer.heads:
         raise ValueError(f"There is no captured head {head} in {layer.name}: {list(layer.heads)}.")
     dim = 1 if layer.layout.index is None else 2
-    matrix = layer.weights.select(dim, layer.heads.index(head))
+    matrix = layer.weights.select(dim, layer.heads.index(number))
     return without_padding(matrix, layer.layout)
 
 

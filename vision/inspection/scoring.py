@@ -56,9 +56,10 @@ class _Tally:
     overlaps: list[Overlap] = field(default_factory=list)
     curves: list[Curves] = field(default_factory=list)
 
-    def add(self, values: Map, mask: Mask | None, curves: Curves) -> None:
+    def add(self, values: Map, mask: Mask | None, curves: Curves | None) -> None:
         """One picture."""
-        self.curves.append(curves)
+        if curves is not None:
+            self.curves.append(curves)
         if mask is not None:
             self.numbers["pointing"].append(pointing(values, mask))
             self.numbers["energy"].append(energy(values, mask))
@@ -92,7 +93,7 @@ def score(
     requests: Sequence[Request],
     *,
     pairs: Sequence[Pair] = (),
-    steps: int = 10,
+    steps: int | None = 10,
     seed: int = 0,
     batch_size: int = 16,
     advance: Advance | None = None,
@@ -100,16 +101,22 @@ def score(
     """Every metric that can be had, by method as it was asked for; baselines come first.
 
     Maps are of the class that the model gives a picture; of pictures with two objects, of both.
+    steps: how many it takes to hide a picture; None: only compare maps with masks.
     """
     if not samples and not pairs:
         raise ValueError("There are no pictures to score maps on.")
+    if steps is None and any(sample.mask is None for sample in samples):
+        raise ValueError("Without steps all that can be scored are pictures that have a mask.")
     tallies = {name: _Tally() for name in (*BASELINES, *map(str, requests))}
     predict = _predictor(subject)
     with static_bias(subject.model):
         for start, sample, values, target in _maps(subject, samples, requests, batch_size, seed):
             picture = torch.from_numpy(sample.pixels.copy()).movedim(-1, 0)
             for name, one in values.items():
-                curves = perturb(predict, picture, one, target, steps=steps, seed=[seed, start])
+                curves = None
+                if steps is not None:
+                    target = _need_class(target)
+                    curves = perturb(predict, picture, one, target, steps=steps, seed=[seed, start])
                 tallies[name].add(one, sample.mask, curves)
             if advance is not None:
                 advance(1)
@@ -124,25 +131,29 @@ def _maps(
     requests: Sequence[Request],
     batch_size: int,
     seed: int,
-) -> Iterator[tuple[int, Sample, dict[str, Map], int]]:
-    """The number of a sample, the sample, its maps by name, and the class that they are of."""
+) -> Iterator[tuple[int, Sample, dict[str, Map], int | None]]:
+    """The number of a sample, the sample, its maps by name, and the class, if there is one."""
     for start in range(0, len(samples), batch_size):
         part = samples[start : start + batch_size]
         looks = look_at(subject, [s.pixels for s in part], requests, classes=1)
         for i, (sample, look) in enumerate(zip(part, looks, strict=True)):
-            if not look.answers:
-                raise ValueError(
-                    "Scores ask what hiding pixels does to the answer, but this model has no "
-                    "classes: score one with a classification head."
-                )
             maps = {str(panel.request): panel.pixels for panel in look.panels}
             grid = look.panels[0].values.shape
             yield (
                 start + i,
                 sample,
                 _baselines(sample.pixels, grid, [seed, start + i]) | maps,
-                (look.answers[0].number),
+                look.answers[0].number if look.answers else None,
             )
+
+
+def _need_class(target: int | None) -> int:
+    if target is None:
+        raise ValueError(
+            "Scores ask what hiding pixels does to the answer, but this model has no classes: "
+            "score one with a classification head."
+        )
+    return target
 
 
 def _pair_maps(

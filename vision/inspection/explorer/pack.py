@@ -42,6 +42,7 @@ class Rung:
 _FUSED: tuple[Fusion, ...] = ("mean", "max", "min")
 _HEADS = "All layers and heads"
 _FUSIONS = "Mean, maximum and minimum of the heads of every layer"
+_MEAN = "Mean of the heads of every layer"
 _PREFIX = "single heads only for prefix tokens (class, registers) as queries"
 LADDER = (
     Rung(1, 8, (), False, None, f"{_HEADS} in 8 bits."),
@@ -53,10 +54,11 @@ LADDER = (
         f"{_FUSIONS} in 4 bits; {_PREFIX}; gradient methods for the most probable class only.",
     ),
     Rung(6, 4, _FUSED, False, 0, f"{_FUSIONS} in 4 bits; {_PREFIX}; no gradient methods."),
+    Rung(7, 8, ("mean",), False, 0, f"{_MEAN} in 8 bits; {_PREFIX}; no gradient methods."),
+    Rung(8, 4, ("mean",), False, 0, f"{_MEAN} in 4 bits; {_PREFIX}; no gradient methods."),
     Rung(
-        7, 4, ("mean",), True, 0,
-        "Mean of the heads of every layer in 4 bits, 2 x 2 keys of global layers as one; "
-        f"{_PREFIX}; no gradient methods.",
+        9, 4, ("mean",), True, 0,
+        f"{_MEAN} in 4 bits, 2 x 2 keys of global layers as one; {_PREFIX}; no gradient methods.",
     ),
 )  # fmt: skip
 
@@ -76,7 +78,12 @@ class Packed:
 def pack(material: Material, *, limit: int) -> Packed:
     """The numbers of a page in at most `limit` bytes."""
     smallest = 0
+    tried: set[tuple[Any, ...]] = set()
     for rung in LADDER:
+        keeps = (rung.bits, rung.planes, rung.pooled)
+        if keeps in tried and not material.classes:
+            continue  # differs from one that was too large only in classes, of which there are none
+        tried.add(keeps)
         stream = Stream(limit if rung is not LADDER[-1] else None)
         header = _header(material, rung, stream)
         if header is None:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from vision.inspection.explorer.material import Material, gather
 from vision.inspection.explorer.pack import Rung, pack
+from vision.inspection.scoring import METRICS
 
 SCRIPTS = (
     "core.js",
@@ -37,8 +38,20 @@ SCRIPTS = (
 """In the order in which the page runs them."""
 PICTURE_SIDE = 1024
 """Pixels along the longer side of the stored picture, at most."""
+METHODS = {
+    "attention": "attention",
+    "rollout": "rollout",
+    "cam_rollout": "cam_rollout",
+    "gradient_rollout": "gradient_rollout:clamp:before:normalize:true",
+    "chefer": "chefer",
+    "cam": "cam",
+    "token_gradcam": "token_gradcam",
+    "attention_gradcam": "attention_gradcam",
+    "norm": "norm",
+}
+"""What the page can show, by its names, and how the same is asked for elsewhere."""
 Scores = Mapping[str, Mapping[str, float]]
-"""By method and metric; the methods `random` and `centre` are shown as baselines."""
+"""By the page's name of a method and by metric, in percent; `random` and `centre` are baselines."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +77,7 @@ def write_page(
     top: int = 3,
     max_megabytes: float = 10.0,
     scores: Scores | None = None,
+    scores_note: str = "",
     title: str = "Attention",
     subtitle: str = "",
 ) -> PageInfo:
@@ -71,8 +85,9 @@ def write_page(
 
     image: what the model is given, (channels height width) or with a batch of one. picture: the
     same view for the eye. classes: names in the model's order. top: how many of the most probable
-    classes can be asked for. scores: how well methods do on this picture. A model whose attention
-    does not fit into max_megabytes keeps less of it, and the page says so.
+    classes can be asked for. scores: how well methods do on this picture; scores_note: what is to
+    be said of them, or why there are none. A model whose attention does not fit into max_megabytes
+    keeps less of it, and the page says so.
     """
     begin = time.perf_counter()
     image = _single(image)
@@ -80,7 +95,14 @@ def write_page(
     if not max_megabytes > 0:
         raise ValueError(f"max_megabytes must be above 0, found {max_megabytes}.")
     material = gather(model, image, names=classes, top=top)
-    about = {"title": title, "subtitle": subtitle, "scores": _checked_scores(scores)}
+    checked = _checked_scores(scores)
+    about = {
+        "title": title,
+        "subtitle": subtitle,
+        "scores": checked,
+        "scores_note": scores_note,
+        "metrics": {m: METRICS[m] for row in checked.values() for m in row if m in METRICS},
+    }
     frame = _frame(title, _data_address(picture))
     budget = int(max_megabytes * 1e6) - len(frame.encode())
     packed = pack(material, limit=(budget - _header_room(material, about)) * 3 // 4)

@@ -93,8 +93,11 @@ class Drawing:
             self.figure.savefig(stream, format=kind, dpi=self.style.dpi, metadata=dates[kind])
         return stream.getvalue()
 
-    def save(self, stem: Path, kinds: Sequence[Kind] = ("png",), record: str = "") -> list[Path]:
+    def save(
+        self, stem: str | Path, kinds: Sequence[Kind] = ("png",), record: str = ""
+    ) -> list[Path]:
         """Write the files and, last of all, the caption; each appears whole or not at all."""
+        stem = Path(stem)
         stem.parent.mkdir(parents=True, exist_ok=True)
         written = []
         for kind in kinds:
@@ -122,12 +125,15 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def new_figure(style: Style, width: float, height: float) -> Iterator[Figure]:
-    """A figure of so many inches, or as wide as the style says in the same proportions."""
+def new_figure(style: Style, width: float, height: float, apart: float = 0.03) -> Iterator[Figure]:
+    """A figure of so many inches, or as wide as the style says in the same proportions.
+
+    apart: inches above and below each part.
+    """
     factor = 1.0 if style.width is None else style.width / width
     with matplotlib.rc_context(style.settings()):
         figure = Figure(figsize=(width * factor, height * factor), layout="constrained")
-        pads = {"w_pad": 0.03, "h_pad": 0.03, "wspace": 0.02, "hspace": 0.02}
+        pads = {"w_pad": 0.03, "h_pad": apart, "wspace": 0.02, "hspace": 0.02}
         figure.get_layout_engine().set(**pads)  # type: ignore[union-attr]
         yield figure
 

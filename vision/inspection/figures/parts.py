@@ -102,6 +102,7 @@ def colour_bar(
     gamma: float = 1.0,
     location: str = "bottom",
     share: float = 0.9,
+    aspect: float = 25,
 ) -> None:
     """A scale for maps that share one."""
     norm = Normalize(0, limit) if gamma == 1 else PowerNorm(gamma, 0, limit)
@@ -111,7 +112,7 @@ def colour_bar(
         location=location,
         extend="max" if beyond else "neither",
         shrink=share,
-        aspect=25,
+        aspect=aspect,
         pad=0.02,
     )
     bar.outline.set_linewidth(0.4)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from PIL import Image
 
 from vision.data.decode import Pixels
@@ -28,15 +27,10 @@ def show_attention(
     subject: what `vision.load` gives. methods: such as ["rollout", "attention:layer:3"]; by default
     three that suit the model. classes: so many of the most probable ones, or numbers of classes.
     """
-    name = str(picture) if isinstance(picture, str | Path) else ""
-    if isinstance(picture, str | Path):
-        content: bytes | Pixels = Path(picture).read_bytes()
-    elif isinstance(picture, Image.Image):
-        content = np.array(picture.convert("RGB" if subject.preprocess.channels == 3 else "L"))
-        content = content[..., None] if content.ndim == 2 else content
-    else:
-        content = picture
-    pixels = shown_pixels(subject, content, name or "the picture")
+    named = isinstance(picture, str | Path)
+    name = str(picture) if named else "the picture"
+    content = Path(picture).read_bytes() if isinstance(picture, str | Path) else picture
+    pixels = shown_pixels(subject, content, name)
     looks = look_at(
         subject,
         [pixels],
@@ -45,4 +39,5 @@ def show_attention(
         query=query,
         interpolation=interpolation,
     )
-    return overlay_sheet(looks, style=style, interpolation=interpolation, title=Path(name).name)
+    title = Path(name).name if named else ""
+    return overlay_sheet(looks, style=style, interpolation=interpolation, title=title)

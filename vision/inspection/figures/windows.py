@@ -41,7 +41,12 @@ def microscope(
     rows = -(-len(maps) // columns)
     ratio = pixels.shape[0] / pixels.shape[1]
     tile = 1.8
-    with new_figure(style, tile * columns + 0.1, (tile * ratio + 0.42) * rows + 0.6) as figure:
+    width = tile * columns + 0.1
+    # A row has words above and below its maps; the figure a title, and a scale with its label.
+    # Words do not shrink with a figure that is made narrower.
+    size = style.size * (1.0 if style.width is None else width / style.width)
+    height = (tile * ratio + 0.052 * size) * rows + (0.062 if style.paper else 0.085) * size
+    with new_figure(style, width, height, apart=0.05) as figure:
         grid = figure.subplots(rows, columns, squeeze=False)
         for axes in grid.flat[len(maps) :]:
             axes.set_visible(False)
@@ -49,11 +54,11 @@ def microscope(
             _block(axes, layer, values, limit, pixels, place, style)
         used = list(grid.flat[: len(maps)])
         label = "× uniform in the window"
-        colour_bar(figure, used, limit, beyond, label=label, gamma=GAMMA, share=0.5)
+        colour_bar(figure, used, limit, beyond, label=label, gamma=GAMMA, share=0.5, aspect=40)
         if not style.paper:
             figure.suptitle(
                 f"One patch through the windows of {captured.model}",
-                x=0.01, ha="left", fontsize=style.size * 1.15, weight="bold",
+                x=0.006, ha="left", fontsize=style.size * 1.15, weight="bold",
             )  # fmt: skip
     caption = Caption(
         shows="The attention of one patch in every block, mean over heads, put back into the "

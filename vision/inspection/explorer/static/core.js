@@ -63,7 +63,7 @@ function readLayout(buffer, packed) {
   };
   return {
     ...packed, prefixCount: prefix, tokens, windowed, windows, index, slot, size, allowed,
-    padded: index.some((token) => token < 0),
+    padded: index.some((token) => token < 0), sums: new Float64Array(size),
   };
 }
 
@@ -148,19 +148,25 @@ function tokenFor(layout, query) {
   return tokenOf(layout, query.kind === 'cell' ? query.at : cellAt(layout, query.at));
 }
 
-// seed · A of one plane of a layer: where the query looks. Padding is left out.
+// seed · A of one plane of a layer: where the query looks. Padding is left out. Window by window, so
+// that the inner loop runs over neighbours in memory; only its sums are put where their tokens are.
 function carryRow(layout, values, offset, seed, keep) {
-  const { size, index, slot } = layout;
+  const { size, index, sums } = layout;
   const out = keep || new Float64Array(layout.tokens);
-  for (let token = 0; token < seed.length; token++) {
-    const share = seed[token];
-    if (share === 0) continue;
-    const place = slot[token];
-    const first = place - (place % size);
-    const row = offset + place * size;
+  for (let first = 0; first < index.length; first += size) {
+    let seen = false;
+    for (let query = first; query < first + size; query++) {
+      const share = index[query] < 0 ? 0 : seed[index[query]];
+      if (share === 0) continue;
+      if (!seen) sums.fill(0);
+      seen = true;
+      const row = offset + query * size;
+      for (let key = 0; key < size; key++) sums[key] += share * values[row + key];
+    }
+    if (!seen) continue;
     for (let key = 0; key < size; key++) {
       const target = index[first + key];
-      if (target >= 0) out[target] += share * values[row + key];
+      if (target >= 0) out[target] += sums[key];
     }
   }
   return out;

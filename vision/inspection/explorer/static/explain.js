@@ -36,7 +36,7 @@ function buildMethodsTab(page) {
     make('section', { class: 'prose' },
       make('h2', { text: 'Can these maps be believed?' }),
       make('p', { text: 'A map of attention says where information may have flowed, not why the model decided. Compare a method with the random and the centre baseline before you draw a conclusion from it, and prefer statements that several methods agree on.' })),
-    make('section', {}, make('h2', { text: 'Scores on this picture' }), scoreTable(header.scores)),
+    make('section', {}, make('h2', { text: 'Scores on this picture' }), ...scoreSection(header)),
     make('section', {}, make('h2', { text: 'Methods' }), make('div', { class: 'cards' }, ...cards)),
     make('section', { class: 'prose' },
       make('h2', { text: 'What this page keeps' }),
@@ -44,16 +44,42 @@ function buildMethodsTab(page) {
       ...(missing.length ? [make('p', { text: `Not available for this model or on this rung: ${missing.map((method) => method.name).join(', ')}.` })] : [])));
 }
 
-function scoreTable(scores) {
+const COLUMNS = {
+  pointing: 'whether the largest value lies on the object (of several, their share on it)',
+  energy: 'the share of the map that lies on the object',
+  pixel_accuracy: 'pixels on the right side where the map is cut at its mean',
+  map: 'average precision of the pixels, object and background together',
+  miou: 'intersection over union of the map cut at its mean, mean of object and background',
+  positive: 'how long the answer stays when the map’s strongest pixels are hidden first (area, 0 to 90)',
+  negative: 'how long the answer stays when its weakest pixels are hidden first (area, 0 to 90)',
+  deletion: 'the mean probability of the class while the strongest pixels are hidden',
+  insertion: 'the mean probability of the class while the strongest pixels come back into a blurred picture',
+};
+
+// What was measured on this picture, and what to make of it.
+function scoreSection({ scores, scores_note: said, metrics }) {
+  const note = said ? [make('p', { class: 'quiet', id: 'scores-note', text: said })] : [];
+  if (!Object.keys(scores).length) {
+    return [make('p', { text: 'No method was scored on this picture.' }), ...note];
+  }
+  const known = Object.keys(metrics).filter((metric) => metric in COLUMNS);
+  const meaning = known.length ? [make('details', {}, make('summary', { text: 'What the columns say' }),
+    make('dl', { class: 'columns' }, ...known.map((metric) => make('div', {},
+      make('dt', { text: metrics[metric] }), make('dd', { text: COLUMNS[metric] })))))] : [];
+  return [
+    make('p', { class: 'prose', text: 'In percent; arrows say which way is better. Maps of a class are those of the most probable one, with the settings that this page starts with. One picture proves little: a method that is not ahead of the baselines here may be on others.' }),
+    scoreTable(scores, metrics), ...meaning, ...note];
+}
+
+function scoreTable(scores, titles) {
   const methods = Object.keys(scores);
-  if (!methods.length) return make('p', { class: 'quiet', text: 'No scores were computed for this picture.' });
   const metrics = [...new Set(methods.flatMap((method) => Object.keys(scores[method])))];
   const baseline = (method) => ['random', 'centre'].includes(method);
   const name = (id) => (methodOf(id) ? methodOf(id).name : id);
   const ordered = [...methods.filter((method) => !baseline(method)), ...methods.filter(baseline)];
   return make('div', { class: 'table-box' }, make('table', {},
     make('thead', {}, make('tr', {}, make('th', { scope: 'col', text: 'Method' }),
-      ...metrics.map((metric) => make('th', { scope: 'col', text: metric })))),
+      ...metrics.map((metric) => make('th', { scope: 'col', text: titles[metric] || metric })))),
     make('tbody', {}, ...ordered.map((method) => make('tr', { class: baseline(method) ? 'baseline' : '' },
       make('th', { scope: 'row', text: baseline(method) ? `${name(method)} (baseline)` : name(method) }),
       ...metrics.map((metric) => make('td', { text: metric in scores[method] ? number(scores[method][metric]) : '–' })))))));

@@ -279,6 +279,9 @@ async function start() {
   window.api = createApi(page);
   window.api.startTime = performance.now() - begin;
   document.documentElement.dataset.ready = 'true';
+  // Fused matrices for the first rollout, while nobody waits for them.
+  const warm = () => evaluate(model, { ...startState(model), method: 'rollout' }, page.first.query);
+  if (window.requestIdleCallback) requestIdleCallback(warm); else setTimeout(warm, 200);
 }
 
 start().catch((error) => {

@@ -191,7 +191,7 @@ function buildStrip(page) {
     const bar = make('span', { class: 'bar' });
     const value = make('span', { class: 'value' });
     const node = make(query ? 'button' : 'div', { class: 'chip' },
-      make('span', { class: 'name', text: name }), value, make('span', { class: 'track' }, bar));
+      make('span', { class: 'name', text: name.replace('register', 'reg.'), title: name }), value, make('span', { class: 'track' }, bar));
     if (query) node.addEventListener('click', () => page.update({ query, pinned: true, other: null }));
     elements.strip.append(node);
     page.strip.push({ node, bar, value, query, token });

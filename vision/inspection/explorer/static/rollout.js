@@ -131,12 +131,13 @@ function normalizeRows(matrix, size) {
 // Shares of merged tokens, given in equal parts to the cells that each was made of.
 function unmerge(shares, above, below) {
   const [height, width] = below.grid;
+  const across = above.grid[1];
   const out = new Float64Array(below.tokens);
   for (let y = 0; y < height; y++) {
+    const row = (y >> 1) * across;
+    const rows = Math.min(2, height - 2 * (y >> 1));
     for (let x = 0; x < width; x++) {
-      const [up, left] = [y >> 1, x >> 1];
-      const parts = Math.min(2, height - 2 * up) * Math.min(2, width - 2 * left);
-      out[y * width + x] = shares[up * above.grid[1] + left] / parts;
+      out[y * width + x] = shares[row + (x >> 1)] / (rows * Math.min(2, width - 2 * (x >> 1)));
     }
   }
   return out;
@@ -170,11 +171,22 @@ function descend(model, seed, { start, end }, step) {
   return shares;
 }
 
+// Numbers that are needed for one step only: one array for each layout.
+function movingShares(layout) {
+  if (!layout.moving) layout.moving = new Float64Array(layout.tokens);
+  return layout.moving;
+}
+
 function rolloutRow(model, seed, settings, matrixOf) {
   return descend(model, seed, settings, (shares, layer) => {
     const { matrix, moves, stays } = prepared(model, layer, settings, matrixOf);
-    const out = shares.map((share, token) => share * stays[token]);
-    return carryRow(layer.layout, matrix, 0, shares.map((share, token) => share * moves[token]), out);
+    const stay = new Float64Array(shares.length);
+    const move = movingShares(layer.layout);
+    for (let token = 0; token < shares.length; token++) {
+      stay[token] = shares[token] * stays[token];
+      move[token] = shares[token] * moves[token];
+    }
+    return carryRow(layer.layout, matrix, 0, move, stay);
   });
 }
 

@@ -113,7 +113,7 @@ function drawTiles(page) {
   });
   context.putImageData(image, 0, 0);
   page.tiles.boxes.forEach((box) => markTile(page, context, box));
-  drawLabels(page, context);
+  context.drawImage(labelsOf(page), 0, 0, width, page.tiles.height);
   if (page.tiles.chosen !== state.layer) showChosen(page);
 }
 
@@ -138,23 +138,42 @@ function fillTile(page, pixels, stride, ratio, box, map, crop, shared) {
   const limit = map ? shared || map.high : 0;
   const factor = limit > 0 ? (map.signed ? 127.5 : 255) / limit : 0;
   const base = map && map.signed ? 127.5 : 0;
-  const columns = new Int32Array(wide);
-  for (let x = 0; x < wide; x++) {
-    const column = crop[1] + Math.floor((x + 0.5) / cellWide);
-    columns[x] = column < crop[3] ? column : -1;
-  }
+  const columns = columnsOf(page, crop, wide, cellWide);
+  const { soft, line } = page.packed;
+  const cells = map && map.cells;
+  let before = -1;
   for (let y = 0; y < high; y++) {
     const row = crop[0] + Math.floor((y + 0.5) / cellHigh);
     let at = (top + y) * stride + left;
+    // Most lines of pixels show the same cells as the one above, most pixels the same as the last.
+    if (map && row === before) { pixels.copyWithin(at, at - stride, at - stride + wide); continue; }
+    before = row;
+    const first = row * layout.grid[1];
+    let [shown, colour] = [-2, soft];
     for (let x = 0; x < wide; x++, at++) {
-      if (!map) pixels[at] = (x + y) % 6 === 0 ? page.packed.line : page.packed.soft;
-      else if (row >= crop[2] || columns[x] < 0) pixels[at] = page.packed.soft;
-      else {
-        const entry = base + map.cells[row * layout.grid[1] + columns[x]] * factor + 0.5;
-        pixels[at] = table[entry < 0 ? 0 : entry > 255 ? 255 : entry | 0];
+      if (!map) { pixels[at] = (x + y) % 6 === 0 ? line : soft; continue; }
+      const column = row >= crop[2] ? -1 : columns[x];
+      if (column !== shown) {
+        shown = column;
+        const entry = column < 0 ? 0 : base + cells[first + column] * factor + 0.5;
+        colour = column < 0 ? soft : table[entry < 0 ? 0 : entry > 255 ? 255 : entry | 0];
       }
+      pixels[at] = colour;
     }
   }
+}
+
+// The column of cells that each column of pixels shows; -1 beside the last. Alike for many tiles.
+function columnsOf(page, crop, wide, cellWide) {
+  const key = `${crop[1]} ${crop[3]} ${wide} ${cellWide}`;
+  if (!page.columns || page.columns.key !== key) {
+    const places = Int32Array.from({ length: wide }, (_, x) => {
+      const column = crop[1] + Math.floor((x + 0.5) / cellWide);
+      return column < crop[3] ? column : -1;
+    });
+    page.columns = { key, places };
+  }
+  return page.columns.places;
 }
 
 function markTile(page, context, { x, y, wide, high, layer, head, prefix }) {
@@ -178,6 +197,18 @@ function markTile(page, context, { x, y, wide, high, layer, head, prefix }) {
     context.lineWidth = 2;
     context.strokeRect(x - 1, y - 1, wide + 2, high + 2);
   }
+}
+
+// The words beside and between the maps, which stay while the pointer moves.
+function labelsOf(page) {
+  const { tiles, state, elements } = page;
+  const key = `${state.layer} ${document.documentElement.dataset.theme} ${elements.tiles.width}`;
+  if (!tiles.words || tiles.words.key !== key) {
+    const canvas = document.createElement('canvas');
+    drawLabels(page, fitCanvas(canvas, tiles.width, tiles.height));
+    tiles.words = { key, canvas };
+  }
+  return tiles.words.canvas;
 }
 
 function drawLabels(page, context) {
