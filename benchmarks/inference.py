@@ -1,37 +1,49 @@
 """Latency and throughput of one model, run in four ways: eager, compiled, exported, ONNX.
 
-    python benchmarks/inference.py --quick
+    python benchmarks/inference.py --quick            # half a minute: does everything run?
     python benchmarks/inference.py --models vit_small swin_tiny --batch 1 8
     python benchmarks/inference.py --checkpoint outputs/…
 
-Every way runs once in each round, in turn, with one thread; the table has medians over the rounds:
-milliseconds of a batch, pictures per second, and the ratio to eager. Before anything is timed, the
-answers of all ways are compared. Compiling takes a minute or two for each model and batch size.
+"exported" and "onnx" are the files that `vision export` writes, loaded; "compiled" is torch.compile
+for each batch size by itself; eager and compiled run inside `static_bias`, as evaluation does.
+Before anything is timed, the answers of all ways are compared with eager's. Then every way runs
+once in each round, in turn, each round beginning with another one; all have as many threads
+(`--threads`). The table has medians over the rounds: CPU and wall time of a batch, pictures per
+second of wall time, and the ratio of CPU times to eager in the same round, with its range.
+"eager again" is the same model a second time: as far as it is from 1, so much is noise. On a busy
+machine, wall times are those of the queue; the ratios are not.
 """
 
 import argparse
 import json
+import os
+import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor
 
 from vision.checkpoints.native import write_checkpoint
 from vision.cli import compose
 from vision.config import parse
+from vision.inference.configs import ExportConfig
+from vision.inference.export import export
 from vision.inference.load import Loaded, load
 from vision.models.build import build_model
 from vision.models.swin import static_bias
 from vision.training.configs import TrainConfig
 
-WAYS = ("eager", "compiled", "exported", "onnx")
+WAYS = ("eager", "eager again", "compiled", "exported", "onnx")
+WARM_UP = 2
 Run = Callable[[Tensor], Tensor]
+Figures = dict[str, dict[str, float]]
 
 
 def a_checkpoint(name: str, folder: Path) -> Path:
@@ -57,85 +69,109 @@ def a_checkpoint(name: str, folder: Path) -> Path:
     return path
 
 
-def ways(loaded: Loaded, folder: Path, wanted: list[str]) -> dict[str, Run]:
-    """The model in every way that it can be run."""
-    import onnxruntime
+def exported(loaded: Loaded, kind: str, folder: Path) -> Path:
+    """The file that `vision export` writes; its own answers were compared there."""
+    values = compose("export", ["checkpoint=-", f"format={kind}", f"output={folder / kind}"])[0]
+    return export(loaded, parse(ExportConfig, values)).file
 
-    model: nn.Module = loaded.model.requires_grad_(False)
-    example = torch.zeros(3, loaded.preprocess.channels, *loaded.preprocess.image_size)
-    dynamic = ({0: torch.export.Dim("batch")},)
+
+def ways(loaded: Loaded, folder: Path, wanted: list[str], threads: int) -> dict[str, Run]:
+    """The model in every way that it can be run; of eager twice the same."""
+    model = loaded.model.requires_grad_(False)
     runs: dict[str, Run] = {"eager": model}
-    if "compiled" in wanted:
-        runs["compiled"] = torch.compile(model)
-    if "exported" in wanted:
-        program = torch.export.export(model, (example,), dynamic_shapes=dynamic)
-        runs["exported"] = program.module()
-    if "onnx" in wanted:
-        exported = torch.onnx.export(
-            model,
-            (example,),
-            dynamo=True,
-            dynamic_shapes=dynamic,
-            input_names=["images"],
-            verbose=False,
-        )
-        assert exported is not None
-        exported.save(folder / "model.onnx")
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = 1, 3
-        session = onnxruntime.InferenceSession(folder / "model.onnx", options)
-        runs["onnx"] = lambda images: torch.from_numpy(
-            session.run(None, {"images": images.numpy()})[0]
-        )
+    for way in wanted:
+        match way:
+            case "eager again":
+                runs[way] = model
+            case "compiled":
+                runs[way] = torch.compile(model, dynamic=False)
+            case "exported":
+                program = torch.export.load(exported(loaded, "torch_export", folder))
+                runs[way] = program.module()
+            case "onnx":
+                runs[way] = onnx_run(exported(loaded, "onnx", folder), threads)
     return runs
 
 
-def measure(runs: dict[str, Run], images: Tensor, rounds: int) -> dict[str, dict[str, float]]:
-    """Median seconds of a batch, and the largest difference to eager, of every way."""
+def onnx_run(file: Path, threads: int) -> Run:
+    """An ONNX file, run by onnxruntime on the CPU with so many threads."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 3
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+
+
+def measure(runs: dict[str, Run], images: Tensor, rounds: int) -> Figures:
+    """Medians over the rounds, and the largest difference to eager, of every way."""
     expected = runs["eager"](images)
-    differences = {  # the first call of each also compiles
-        name: (run(images) - expected).abs().max().item() for name, run in runs.items()
-    }
-    times: dict[str, list[float]] = {name: [] for name in runs}
+    differences: dict[str, float] = {}
+    for name, run in runs.items():  # the first call of each also compiles
+        for _ in range(WARM_UP):
+            differences[name] = (run(images) - expected).abs().max().item()
+    cpu: dict[str, list[float]] = {name: [] for name in runs}
+    wall: dict[str, list[float]] = {name: [] for name in runs}
     names = list(runs)
     for turn in range(rounds):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            start = time.process_time()
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            start = time.perf_counter(), time.process_time()
             runs[name](images)
-            times[name].append(time.process_time() - start)
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    return {
-        name: {
-            "seconds": seconds,
-            "pictures_per_second": len(images) / seconds,
-            "ratio": seconds / medians["eager"],
+            cpu[name].append(time.process_time() - start[1])
+            wall[name].append(time.perf_counter() - start[0])
+    figures = {}
+    for name in names:
+        ratios = [own / eager for own, eager in zip(cpu[name], cpu["eager"], strict=True)]
+        figures[name] = {
+            "cpu_seconds": statistics.median(cpu[name]),
+            "wall_seconds": statistics.median(wall[name]),
+            "pictures_per_second": len(images) / statistics.median(wall[name]),
+            "ratio": statistics.median(ratios),
+            "lowest_ratio": min(ratios),
+            "highest_ratio": max(ratios),
             "difference": differences[name],
         }
-        for name, seconds in medians.items()
-    }
+    return figures
 
 
-def table(results: dict[str, dict[str, dict[str, float]]]) -> Table:
+def table(results: dict[str, Figures], threads: int, rounds: int) -> Table:
     """For a terminal."""
-    result = Table(title="Inference, CPU time, one thread")
+    times = f"{threads} thread{'' if threads == 1 else 's'}, medians of {rounds} rounds"
+    result = Table(title=f"Inference on the CPU, {times}")
     for title in ("model", "batch", "way"):
         result.add_column(title)
-    for title in ("ms per batch", "pictures/s", "time / eager", "largest difference of a logit"):
+    for title in ("CPU ms", "wall ms", "pictures/s", "CPU / eager \\[range]", "logits differ by"):
         result.add_column(title, justify="right")
     for row, figures in results.items():
-        model, batch = row.split("/")
+        model, batch = row.rsplit("/", 1)
         for way, values in figures.items():
+            span = f"{values['lowest_ratio']:.2f}–{values['highest_ratio']:.2f}"
             result.add_row(
                 model,
                 batch,
                 way,
-                f"{1000 * values['seconds']:.1f}",
+                f"{1000 * values['cpu_seconds']:.1f}",
+                f"{1000 * values['wall_seconds']:.1f}",
                 f"{values['pictures_per_second']:.1f}",
-                f"{values['ratio']:.3f}",
+                f"{values['ratio']:.3f} \\[{span}]",
                 f"{values['difference']:.1e}",
             )
         result.add_section()
     return result
+
+
+def machine() -> dict[str, str]:
+    """What the figures belong to."""
+    import onnxruntime
+
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "cores": str(os.cpu_count()),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "onnxruntime": onnxruntime.__version__,
+    }
 
 
 def main() -> None:
@@ -147,31 +183,40 @@ def main() -> None:
     parser.add_argument("--checkpoint", help="measure this one instead of random weights")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", type=Path, default=Path("outputs/benchmarks/inference.json"))
-    parser.add_argument("--quick", action="store_true", help="a small model, batch 1, one round")
+    parser.add_argument("--quick", action="store_true", help="a small model, batch 1, two rounds")
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.models, arguments.batch, arguments.rounds = ["vit_mini"], [1], 1
-    torch.set_num_threads(1)
-    results = {}
+        arguments.models, arguments.batch, arguments.rounds = ["vit_mini"], [1], 2
+    torch.set_num_threads(arguments.threads)
+    results: dict[str, Figures] = {}
     with tempfile.TemporaryDirectory() as scratch, torch.no_grad():
         folder = Path(scratch)
-        sources = {name: a_checkpoint(name, folder) for name in arguments.models}
+        names = [] if arguments.checkpoint else arguments.models
+        sources = {name: a_checkpoint(name, folder) for name in names}
         if arguments.checkpoint:
             sources = {Path(arguments.checkpoint).name: Path(arguments.checkpoint)}
         for name, source in sources.items():
             loaded = load(source)
             size = (loaded.preprocess.channels, *loaded.preprocess.image_size)
+            runs = ways(loaded, folder / f"{name}-exports", arguments.ways, arguments.threads)
             with static_bias(loaded.model):
-                runs = ways(loaded, folder, arguments.ways)
                 for batch in arguments.batch:
                     images = torch.randn(batch, *size, generator=torch.Generator().manual_seed(0))
                     results[f"{name}/{batch}"] = measure(runs, images, arguments.rounds)
+    report: dict[str, Any] = {
+        "machine": machine(),
+        "threads": arguments.threads,
+        "rounds": arguments.rounds,
+        "results": results,
+    }
     console = Console()
-    (console if console.width >= 120 else Console(width=120)).print(table(results))
+    shown = table(results, arguments.threads, arguments.rounds)
+    (console if console.width >= 120 else Console(width=120)).print(shown)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(results, indent=1))
+    arguments.output.write_text(json.dumps(report, indent=1))
     console.print(f"written: {arguments.output}")
 
 

@@ -11,13 +11,16 @@ from test_evaluate import CLASSES, CPU, SAMPLES, Pictures, loader, plain_logits,
 from torch import Tensor
 
 from vision.config import ConfigError, parse
-from vision.data.configs import ShapesConfig
+from vision.data.configs import PreprocessConfig, ShapesConfig
 from vision.data.loader import evaluation_batches
 from vision.evaluation.geometry import cost_of, with_geometry
 from vision.evaluation.labels import match_classes
 from vision.evaluation.predictions import Predictions, predict
 from vision.evaluation.stored import Stored
 from vision.models.build import build_model
+from vision.models.configs import TimmConfig
+
+AUTO = PreprocessConfig(mean="auto", std="auto", interpolation="auto", crop_ratio="auto")
 
 
 def run(model: Any, batches: Any, **options: Any) -> Predictions:
@@ -97,10 +100,10 @@ def stored(name: str, size: int = 32, **changes: Any) -> Stored:
 def test_same_window_changes_nothing_and_another_one_is_used(name: str) -> None:
     before = stored(name)
     images = torch.randn(2, 3, 32, 32)
-    same = with_geometry(before, None, 4, None).model
+    same = with_geometry(before, None, 4, AUTO).model
     with torch.no_grad():
         assert torch.equal(same(images), before.model(images))
-        other = with_geometry(before, None, 8, None).model
+        other = with_geometry(before, None, 8, AUTO).model
         assert other.windows[0] == (8, 8)  # type: ignore[union-attr, index]
         assert not torch.allclose(other(images), before.model(images), atol=1e-4)
     untouched = {k: v for k, v in before.model.state_dict().items() if "bias_table" not in k}
@@ -109,7 +112,7 @@ def test_same_window_changes_nothing_and_another_one_is_used(name: str) -> None:
 
 def test_swin_v2_with_another_window_keeps_the_distances_of_its_training() -> None:
     before = stored("swinv2_tiny")
-    other = with_geometry(before, None, 8, None).model
+    other = with_geometry(before, None, 8, AUTO).model
     trained = tuple(height for height, _ in before.model.windows)  # type: ignore[union-attr]
     config = model_config("swinv2_tiny", **SMALL_V2, window=8, pretrained_window=trained)
     expected = build_model(config, (32, 32), classes=CLASSES)
@@ -125,9 +128,23 @@ SMALL_V2: dict[str, Any] = {"patch_size": 2, "width": 16, "depths": [2, 3, 2], "
 @pytest.mark.parametrize("name", ["vit_tiny", "swin_tiny"])
 def test_pictures_of_another_size_leave_the_model_as_it_is(name: str) -> None:
     before = stored(name)
-    after = with_geometry(before, (48, 40), None, 0.5)
+    given = AUTO.model_copy(update={"crop_ratio": 0.5, "mean": (0.1, 0.2, 0.3)})
+    after = with_geometry(before, (48, 40), None, given)
     assert after.model is before.model
     assert after.preprocess.image_size == (48, 40) and after.preprocess.crop_ratio == 0.5
+    assert after.preprocess.mean == (0.1, 0.2, 0.3)
+    assert after.preprocess.std == before.preprocess.std
+
+
+def test_pictures_of_another_size_are_refused_for_a_timm_model_of_one_size() -> None:
+    values = {"kind": "timm", "name": "deit_tiny_patch16_224", "drop_path": None}
+    config = parse(TimmConfig, values | {"checkpoint_activations": False})
+    before = replace(stored("vit_tiny"), model=build_model(config, (32, 32), classes=CLASSES))
+    assert with_geometry(before, 32, None, AUTO).preprocess.image_size == (32, 32)
+    with pytest.raises(
+        ConfigError, match="deit_tiny_patch16_224 of timm does not take pictures of 48 × 48"
+    ):
+        with_geometry(before, 48, None, AUTO)
 
 
 @pytest.mark.parametrize("name", ["vit_tiny", "swin_tiny", "swinv2_tiny"])
@@ -147,7 +164,7 @@ def test_parameters_and_multiplications_are_those_of_the_model(name: str) -> Non
 def test_multiplications_are_unknown_where_windows_were_cut_to_a_smaller_grid() -> None:
     small = stored("swin_tiny", window=16)
     assert cost_of(small).macs is not None
-    assert cost_of(with_geometry(small, 64, None, None)).macs is None
+    assert cost_of(with_geometry(small, 64, None, AUTO)).macs is None
 
 
 def test_classes_in_the_same_order_need_no_note() -> None:

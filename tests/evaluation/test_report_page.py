@@ -1,6 +1,7 @@
 """The report's page: complete in one file, and in a browser what it says it is."""
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Iterator
@@ -174,7 +175,9 @@ def test_page_shows_every_section_without_errors_or_requests(
     assert "A note." in tab.inner_text("#notes") and "a.png" in tab.inner_text("#notes")
     assert tab.title() == "Evaluation: model 0"  # no class name has become code
     assert tab.said == []
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 1200
+    for width in (1200, 700, 360):
+        tab.set_viewport_size({"width": width, "height": 800})
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.slow
@@ -229,6 +232,18 @@ def test_thousand_classes_share_squares_until_one_zooms_in(browser: Any, tmp_pat
         "api.matrix.state().top + api.matrix.state().side * .52)"
     )
     assert middle["rows"] == [437]
+    # The legend tells what the darkest mistake in view is, which no class outside of it decides.
+    view = tab.evaluate("api.matrix.view")
+    rows, columns = (
+        range(math.floor(view[axis]), math.ceil(view[axis] + view["span"])) for axis in "yx"
+    )
+    most = max(
+        (n for a, p, n in tab.evaluate("api.report.models[0].confusion")
+         if a != p and a in rows and p in columns),
+        default=0,
+    )  # fmt: skip
+    assert tab.evaluate("api.matrix.state().most") == most / 4 <= 1
+    assert f"0 to {100 * most / 4:.1f}" in tab.inner_text("#legend")
     tab.click("#zoom-fit")
     assert tab.evaluate("api.matrix.state().block") == block
     for order in ("recall", "similar"):
@@ -268,6 +283,8 @@ def test_models_can_be_chosen_and_themes_changed(browser: Any, tmp_path: Path) -
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") != dark
     assert tab.is_visible("#comparison")
     assert tab.locator("#comparison-table tr").count() == 6
+    tab.set_viewport_size({"width": 360, "height": 800})
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
     tab.select_option("#model", "1")
     top1 = tab.evaluate("api.report.models[1].metrics.top1")
     assert f"{100 * top1:.2f}" in tab.inner_text("#summary")

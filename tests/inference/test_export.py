@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,13 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return a_run(tmp_path_factory.mktemp("run"), *FAMILIES[request.param])
 
 
+def umask() -> int:
+    """What new files of this process lack."""
+    before = os.umask(0)
+    os.umask(before)
+    return before
+
+
 def photo(folder: Path) -> Path:
     pixels = np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)
     path = folder / "photo.jpg"
@@ -32,7 +40,7 @@ def photo(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["onnx", "torch_export"])
+@pytest.mark.parametrize("kind", ["onnx", "torch_export", "safetensors"])
 def test_export_runs_by_its_own_readme_and_gives_the_same_class(
     run: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -49,7 +57,12 @@ def test_export_runs_by_its_own_readme_and_gives_the_same_class(
     exec(text.split("```python\n")[1].split("```")[0], names)
     logits = np.asarray(names["logits"])
     loaded = vision.load(run)
-    assert capsys.readouterr().out.strip() == loaded.predict(picture).label
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.split(maxsplit=1)[1] == loaded.predict(picture).label
+    assert {oct(path.stat().st_mode & 0o777) for path in folder.glob("[!p]*")} == {
+        oct(0o666 & ~umask())
+    }
+    assert folder.stat().st_mode & 0o777 == 0o777 & ~umask()
     shares = np.exp(logits[0] - logits[0].max())
     assert shares.max() / shares.sum() == pytest.approx(
         loaded.predict(picture).probability, abs=0.02

@@ -27,7 +27,7 @@ def loaded_as(preprocess: Preprocess, augmentation: Augmentation) -> Preprocess:
         raise ConfigError(
             f"augmentation={augmentation}: with crop_ratio = {preprocess.crop_ratio:g} there is "
             f"nothing around the middle of {height} × {width} pixels to crop from; choose a "
-            "smaller one, such as crop_ratio=0.875, or augmentation=flip."
+            "smaller one, such as preprocess.crop_ratio=0.875, or augmentation=flip."
         )
     return replace(preprocess, image_size=(height, width), crop_ratio=1.0)
 

@@ -12,9 +12,9 @@ from vision.data.configs import DataConfig, ShapesConfig, Split
 from vision.data.loader import Batch, Loader, Recipe, evaluation_batches, resolve_workers
 from vision.data.source import Source
 from vision.evaluation.augmentation import loaded_as
-from vision.evaluation.configs import EvalConfig
+from vision.evaluation.configs import NEEDS_DATA, EvalConfig
 from vision.evaluation.files import check_parquet
-from vision.evaluation.foreign import locate, open_stored
+from vision.evaluation.foreign import is_own, locate, open_stored
 from vision.evaluation.geometry import cost_of, with_geometry
 from vision.evaluation.labels import match_classes
 from vision.evaluation.measure import accuracy, as_labels, compare, measure
@@ -43,7 +43,11 @@ def evaluate_checkpoints(config: EvalConfig, processes: Processes) -> Report | N
     """
     if config.save and config.predictions == "parquet":
         check_parquet()
+    if config.tells_model and config.data is None:
+        raise ConfigError(NEEDS_DATA)
     paths = [locate(place, config.data) for place in config.checkpoints]
+    if config.tells_model and all(is_own(path) for path in paths):
+        raise ConfigError(f"model: {paths[0]} knows its own model; leave model out.")
     folder = output_folder(config, paths) if config.save and processes.rank == 0 else None
     answers: list[Answers] = []
     try:
@@ -64,9 +68,8 @@ def evaluate_checkpoints(config: EvalConfig, processes: Processes) -> Report | N
 
 def _answers(path: Path, config: EvalConfig, processes: Processes) -> Answers:
     """What one model says of the pictures, and of its neighbours if asked for."""
-    stored, notes = open_stored(path, config.weights, config.data, processes.device)
-    ratio = None if config.crop_ratio == "auto" else config.crop_ratio
-    stored = with_geometry(stored, config.image_size, config.window, ratio)
+    stored, notes = open_stored(path, config, processes.device)
+    stored = with_geometry(stored, config.image_size, config.window, config.preprocess)
     loaded_as(stored.preprocess, config.augmentation)  # an error before any picture is read
     data = stored.data if config.data is None else config.data
     source = build_source(data, config.split)
@@ -119,9 +122,8 @@ def _predict(
     batches = evaluation_batches(loader, config.batch_size, processes.rank, processes.ranks)
     total = -(-len(loader.source) // (processes.ranks * config.batch_size))
     if processes.rank == 0:
-        batches = _shown(
-            batches, total, f"{stored.path.parent.parent.name or stored.path}: {split}"
-        )
+        (name,) = short_names([stored.path], [stored.step])
+        batches = _shown(batches, total, f"{name}: {split}")
     return predict(
         stored.model,
         batches,
@@ -240,7 +242,7 @@ def _notes(config: EvalConfig, answers: list[Answers]) -> Iterator[str]:
     data = config.data
     if data is not None and not isinstance(data, ShapesConfig) and config.image_size is None:
         size = answers[0].stored.preprocess.image_size
-        if size != pair(data.image_size):
+        if data.image_size != "auto" and size != pair(data.image_size):
             yield (
                 f"Pictures are shown at {size[0]} × {size[1]} pixels, as in training, not at "
                 f"data.image_size = {data.image_size}; image_size=… chooses another size."

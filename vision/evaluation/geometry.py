@@ -7,8 +7,10 @@ from torch import Tensor
 
 from vision.checkpoints.resize import resize_positions, resize_relative
 from vision.config import ConfigError, Size, pair
-from vision.data.preprocess import Preprocess
+from vision.data.configs import PreprocessConfig
+from vision.data.preprocess import Preprocess, resolve_preprocess
 from vision.evaluation.stored import Stored
+from vision.models.baseline import TimmModel
 from vision.models.build import build_model
 from vision.models.configs import SwinV2Config
 from vision.models.cost import cost
@@ -26,22 +28,36 @@ class Cost:
 
 
 def with_geometry(
-    stored: Stored, image_size: Size | None, window: Size | None, crop_ratio: float | None
+    stored: Stored, image_size: Size | None, window: Size | None, given: PreprocessConfig
 ) -> Stored:
-    """The same weights for other pictures or windows; None: as it was trained.
+    """The same weights for other pictures or windows; None and auto: as it was trained.
 
     Pictures of another size alone leave the model as it is: it resizes its positions on the way,
     and windows stay those of its training.
     """
-    preprocess = stored.preprocess
-    if image_size is not None:
-        preprocess = replace(preprocess, image_size=pair(image_size))
-    if crop_ratio is not None:
-        preprocess = replace(preprocess, crop_ratio=crop_ratio)
-    model = stored.model
+    before, model = stored.preprocess, stored.model
+    size = before.image_size if image_size is None else pair(image_size)
+    known = [(before.origin[name], {name: getattr(before, name)}) for name in before.origin]
+    preprocess = resolve_preprocess(given, size, before.channels, known)
+    if size != before.image_size and isinstance(model, TimmModel):
+        _check_size(model, preprocess)
     if window is not None:
         model = _with_window(model, pair(window), preprocess, len(stored.classes))
     return replace(stored, model=model, preprocess=preprocess)
+
+
+def _check_size(model: TimmModel, preprocess: Preprocess) -> None:
+    """Models of timm resize nothing on the way, and many refuse pictures of another size."""
+    device = next(model.parameters()).device
+    images = torch.zeros(1, preprocess.channels, *preprocess.image_size, device=device)
+    try:
+        with torch.no_grad():
+            model(images)
+    except (AssertionError, RuntimeError) as error:
+        raise ConfigError(
+            f"image_size: {model.config.name} of timm does not take pictures of "
+            f"{preprocess.image_size[0]} × {preprocess.image_size[1]} pixels ({error})."
+        ) from error
 
 
 def _with_window(

@@ -26,7 +26,8 @@ def match_classes(
         raise ConfigError(
             f"{len(unknown)} of the {len(data)} classes of the data are unknown to the model of "
             f"{checkpoint}: {shorten(unknown)}. {_near(unknown, model)}It was trained for "
-            f"{len(model)}: {shorten(model)}. Classes are matched by their names."
+            f"{len(model)}: {shorten(model)}. Classes are matched by their names; "
+            "class_names=names.txt gives the model's classes other ones, a line each."
         )
     for names, whose in ((data, "the data"), (model, f"the model of {checkpoint}")):
         times = Counter(names)

@@ -78,8 +78,10 @@ def _unusual(config: EvalConfig) -> list[str]:
         parts.append(f"{height}px" if height == width else f"{height}x{width}px")
     if config.window is not None:
         parts.append("window" + "x".join(map(str, dict.fromkeys(pair(config.window)))))
-    if config.crop_ratio != "auto":
-        parts.append(f"crop{config.crop_ratio:g}")
+    given = {n: v for n, v in config.preprocess.model_dump().items() if v != "auto"}
+    if (ratio := given.pop("crop_ratio", None)) is not None:
+        parts.append(f"crop{ratio:g}")
+    parts += given  # mean, std, interpolation
     if config.augmentation != "none":
         parts.append(config.augmentation)
     return parts

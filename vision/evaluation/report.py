@@ -8,6 +8,7 @@ from typing import Any
 
 from vision.evaluation.bootstrap import Difference
 from vision.evaluation.calibration import Reliability, Scaled
+from vision.evaluation.configs import HUBS
 from vision.evaluation.geometry import Cost
 from vision.evaluation.measure import Measured
 from vision.evaluation.predictions import Speed
@@ -102,12 +103,7 @@ class Report:
 
 def short_names(paths: Sequence[Path], steps: Sequence[int]) -> list[str]:
     """A short name for every checkpoint: its run's, with its step if another has the same."""
-    runs = []
-    for path in paths:
-        place = path.resolve()
-        inside = place.parent.name == "checkpoints"
-        runs.append(place.parent.parent if inside else place.with_suffix(""))
-    names = [run.name for run in runs]
+    names = [_short_name(path) for path in paths]
     if len(set(names)) < len(names):
         names = [f"{name} step {step}" for name, step in zip(names, steps, strict=True)]
     if len(set(names)) < len(names):
@@ -116,6 +112,15 @@ def short_names(paths: Sequence[Path], steps: Sequence[int]) -> list[str]:
         name if names.count(name) == 1 else f"{name} ({names[: i + 1].count(name)})"
         for i, name in enumerate(names)
     ]
+
+
+def _short_name(path: Path) -> str:
+    if str(path).startswith(HUBS):
+        return str(path)
+    place = path.resolve()
+    if place.parent.name == "checkpoints":
+        return place.parent.parent.name
+    return place.name if place.is_dir() else place.stem
 
 
 def _model(model: ModelReport, names: Sequence[str], k: int, matrices: bool) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The result of an evaluation as tables for a terminal."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Group
 from rich.markup import escape
@@ -29,19 +30,30 @@ ROWS = {
 def tables(report: Report) -> Group:
     """The numbers of all models; their differences; what each is worst at; notes."""
     several = len(report.models) > 1
-    parts = [_summary(report)]
+    parts: list[Text | Table] = [] if several else [Text(_about(report.models[0]), "italic")]
+    parts.append(_summary(report))
     if several and report.models[1].differences:
         parts.append(_comparison(report))
     parts += [table for model in report.models for table in _details(model, report.classes)]
-    notes = [*report.notes, *(f"written: {file}" for file in report.files)]
+    notes = [*report.notes, *(f"written: {_from_here(file)}" for file in report.files)]
     return Group(*parts, *(Text(note) for note in notes))
+
+
+def _about(model: ModelReport) -> str:
+    step = f"step {model.step:,}, " if model.step else ""  # weights of other projects tell none
+    return f"{model.checkpoint} ({step}{model.weights} weights)"
+
+
+def _from_here(file: Path) -> str:
+    """As one would type it: below the present folder without what leads there."""
+    here = Path.cwd()
+    return str(file.relative_to(here) if file.is_relative_to(here) else file)
 
 
 def _summary(report: Report) -> Table:
     several = len(report.models) > 1
     first = report.models[0]
-    about = f"{first.checkpoint} (step {first.step}, {first.weights} weights)"
-    table = Table(title=None if several else escape(about), title_justify="left")
+    table = Table()
     table.add_column(escape(f"{report.data}, {report.split}: {report.pictures:,} pictures"))
     for model in report.models:
         table.add_column(escape(model.name) if several else "value", justify="right")
@@ -61,10 +73,12 @@ def _summary(report: Report) -> Table:
     table.add_row("MACs", *(_macs(model.cost.macs) for model in report.models))
     table.add_row("pictures/s, model alone", *(_rate(m.speed.model) for m in report.models))
     table.add_row("pictures/s, with loading", *(_rate(m.speed.total) for m in report.models))
+    captions = []
     if first.measured.intervals:
-        table.caption = "[ ]: 95 % confidence, bootstrap over pictures"
+        captions.append("[ ]: 95 % confidence, bootstrap over pictures")
     if report.skipped:
-        table.caption = f"{len(report.skipped)} pictures could not be read and are not counted."
+        captions.append(f"{len(report.skipped)} pictures could not be read and are not counted.")
+    table.caption = escape("\n".join(captions)) or None
     return table
 
 

@@ -51,8 +51,8 @@ class ExportConfig(Config):
     """null: the one that the model was trained with."""
     format: Literal["onnx", "torch_export", "safetensors"]
     output: Path | None
-    """Folder to write; null: export/<format> in the run's folder or beside the file."""
-    opset: Annotated[int, Field(ge=17)]
-    """Of ONNX."""
+    """Folder to write; null: export/<format> in the run's folder, beside the file, or here."""
+    opset: Annotated[int, Field(ge=18)]
+    """Of ONNX; older ones torch does not write."""
     tolerance: Annotated[float, Field(gt=0)]
     """Largest difference of a probability between the export and this model; past it, no export."""

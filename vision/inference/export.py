@@ -1,24 +1,28 @@
 """`vision export`: a model in a folder of its own, to be run without this project.
 
 What is written is read back, run by the library that will run it, and compared with the model on
-noise and on a plain picture; the export fails if the probabilities differ by more than a limit.
+pictures and on noise; the export fails if the probabilities differ by more than a limit.
 """
 
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from vision import __version__
 from vision.config import ConfigError, UserError
 from vision.data.preprocess import normalizer
+from vision.data.shapes import Shapes
+from vision.evaluation.configs import HUBS
 from vision.inference.configs import ExportConfig
 from vision.inference.export_readme import readme
 from vision.inference.load import Loaded
@@ -53,13 +57,11 @@ def export(loaded: Loaded, config: ExportConfig) -> Exported:
 
     The folder appears when everything in it was found to be right, and not before.
     """
-    folder = config.output or _default_folder(loaded.source) / config.format
+    folder = config.output or _default_folder(config.checkpoint, loaded.source) / config.format
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"output: {folder} is there already; remove it or choose another.")
-    folder.parent.mkdir(parents=True, exist_ok=True)
     loaded.model.requires_grad_(False).cpu()
-    with tempfile.TemporaryDirectory(prefix=".export-", dir=folder.parent) as scratch:
-        part = Path(scratch)
+    with _scratch(folder) as part:
         file = part / FILES[config.format]
         run = _write(loaded, config, file)
         difference = largest_difference(loaded, run)
@@ -69,22 +71,35 @@ def export(loaded: Loaded, config: ExportConfig) -> Exported:
                 f"model's, more than tolerance={config.tolerance:g}; nothing was written."
             )
         facts = describe(loaded)
-        part.joinpath("preprocess.json").write_text(json.dumps(facts["preprocess"], indent=1))
-        part.joinpath("classes.txt").write_text("\n".join(loaded.classes) + "\n", encoding="utf-8")
+        _write_facts(part, loaded, facts)
         part.joinpath("README.md").write_text(
             readme(config.format, facts, difference), encoding="utf-8"
         )
-        if folder.exists():
-            folder.rmdir()
-        shutil.copytree(part, folder)
+        for written in part.iterdir():  # some libraries write files that only their owner can read
+            shutil.copymode(part / "README.md", written)
+        part.rename(folder)
     return Exported(folder, folder / FILES[config.format], difference)
+
+
+def _write_facts(part: Path, loaded: Loaded, facts: Mapping[str, Any]) -> None:
+    """What the README reads beside the model."""
+    for name in ("preprocess", "model"):
+        text = json.dumps(facts[name], indent=1)
+        part.joinpath(f"{name}.json").write_text(text, encoding="utf-8")
+    part.joinpath("classes.txt").write_text("\n".join(loaded.classes) + "\n", encoding="utf-8")
 
 
 def describe(loaded: Loaded) -> dict[str, Any]:
     """What whoever runs the model must know."""
     values = asdict(loaded.preprocess)
     values.pop("origin")
-    return {"preprocess": values, "classes": len(loaded.classes), "version": __version__}
+    config: Any = loaded.model.config
+    return {
+        "preprocess": values,
+        "model": config.model_dump(mode="json"),
+        "classes": len(loaded.classes),
+        "version": __version__,
+    }
 
 
 def largest_difference(loaded: Loaded, run: Callable[[Tensor], Tensor]) -> float:
@@ -106,14 +121,19 @@ def largest_difference(loaded: Loaded, run: Callable[[Tensor], Tensor]) -> float
 
 
 def _inputs(loaded: Loaded) -> Iterator[Tensor]:
-    """Normalised pictures: noise, and one with large plain areas, in batches of several sizes."""
+    """Normalised batches of several sizes: pictures of the embedded data set, and one of noise with
+    a plain area.
+    """
     preprocess = loaded.preprocess
     generator = torch.Generator().manual_seed(0)
     normalize = normalizer(preprocess, torch.device("cpu"))
+    drawn = Shapes((64, 64), 0, "test", max(BATCHES))
+    pictures = [torch.from_numpy(np.array(loaded.pixels(drawn.read(i)))) for i in range(len(drawn))]
     for size in BATCHES:
-        shape = (size, preprocess.channels, *preprocess.image_size)
-        images = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
-        images[0, :, : shape[2] // 2] = 255
+        images = rearrange(torch.stack(pictures[:size]), "b h w c -> b c h w")
+        if size > 1:
+            images[0] = torch.randint(256, images.shape[1:], generator=generator, dtype=torch.uint8)
+            images[0, :, : images.shape[2] // 2] = 255
         yield normalize(images)
 
 
@@ -152,8 +172,11 @@ def _onnx(loaded: Loaded, opset: int, file: Path) -> Callable[[Tensor], Tensor]:
             dynamic_shapes=({0: torch.export.Dim("batch")},),
             verbose=False,
         )
-        assert program is not None
-        program.save(file, external_data=False)
+    assert program is not None
+    written = program.model.opset_imports[""]
+    if written != opset:  # torch goes on with what it could do, and only logs that
+        raise ConfigError(f"opset: torch cannot write {opset}, only {written}; opset=20 is usual.")
+    program.save(file, external_data=False)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session: InferenceSession = onnxruntime.InferenceSession(
@@ -163,9 +186,10 @@ def _onnx(loaded: Loaded, opset: int, file: Path) -> Callable[[Tensor], Tensor]:
 
 
 def _program(loaded: Loaded, file: Path) -> Callable[[Tensor], Tensor]:
-    program = torch.export.export(
-        loaded.model, (_example(loaded),), dynamic_shapes=({0: torch.export.Dim("batch")},)
-    )
+    with static_bias(loaded.model):
+        program = torch.export.export(
+            loaded.model, (_example(loaded),), dynamic_shapes=({0: torch.export.Dim("batch")},)
+        )
     torch.export.save(program, file)
     module = torch.export.load(file).module()
     return lambda images: module(images)
@@ -186,18 +210,37 @@ def _quiet() -> Iterator[None]:
     import logging
     import warnings
 
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             yield
         finally:
-            logger.setLevel(before)
+            for logger, level in zip(loggers, before, strict=True):
+                logger.setLevel(level)
 
 
-def _default_folder(source: Path) -> Path:
-    """`export` in the folder of the run, or beside the file."""
+@contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    """A folder beside the one that is to be written, so that it can take its place at once."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.TemporaryDirectory(prefix=".export-", dir=folder.parent)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(f"output: {folder} cannot be written: {reason}.") from error
+    with scratch as name:
+        part = Path(name) / "export"  # unlike what is around it, readable as usual
+        part.mkdir()
+        yield part
+
+
+def _default_folder(checkpoint: str, source: Path) -> Path:
+    """`export` in the folder of the run, beside the file, or here for weights by name."""
+    if checkpoint.startswith(HUBS):
+        return Path("export")
     parent = source.parent
     return (parent.parent if parent.name == "checkpoints" else parent) / "export"

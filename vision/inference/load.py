@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from vision.checkpoints.load import open_model
+from vision.checkpoints.remote import resolve
 from vision.checkpoints.report import LoadReport
 from vision.config import Size
 from vision.data.configs import PreprocessConfig
@@ -131,6 +132,7 @@ def load(
     What a foreign file cannot tell may be `given`, such as `heads=4`. `image_size` is the size of
     the pictures that the model shall see, by default the one that it was trained with.
     """
+    resolve(str(source), "checkpoint")  # downloads what a name stands for, or says what is missing
     model, inferred, report = open_model(
         source, weights=weights, image_size=image_size, device=device, **given
     )

@@ -140,7 +140,9 @@ def run(loaded: Loaded, config: PredictConfig) -> int:
                 _save_attention(loaded, answer.path)
             yield answer
 
-    bar = Progress(console=Console(stderr=True), transient=True, disable=len(files) < 2)
+    console = Console(stderr=True)
+    silent = len(files) < 2 or not console.is_terminal
+    bar = Progress(console=console, transient=True, disable=silent)
     with _opened(config.output) as target, bar as progress:
         match kind:
             case "table":

@@ -4,7 +4,7 @@
 const SMALLEST = 4; // pixels of a square; more classes share one before it gets smaller
 const LABEL = 13; // pixels from one label to the next
 
-function confusionView(canvas, onHover, onClick) {
+function confusionView(canvas, onHover, onClick, onDraw) {
   const context = canvas.getContext("2d");
   const view = { x: 0, y: 0, span: 1 };
   let model, names, order, place, rows, hideRight, box, squares;
@@ -18,20 +18,21 @@ function confusionView(canvas, onHover, onClick) {
     draw();
   }
 
-  // The squares in view: how many classes to each, and what they hold.
+  // The squares in view: how many classes to each, and what they hold. Those that are partly in view
+  // are gathered as a whole, so that nothing changes its colour while it is moved.
   function gather(side) {
     const block = Math.max(1, Math.ceil((SMALLEST * view.span) / side));
     const found = new Map();
     const totals = new Map();
-    for (let at = Math.floor(view.y); at < Math.min(names.length, view.y + view.span); at++) {
+    const [firstRow, firstColumn] = [Math.floor(view.y / block), Math.floor(view.x / block)];
+    const [endRow, endColumn] = [Math.ceil((view.y + view.span) / block), Math.ceil((view.x + view.span) / block)];
+    for (let at = firstRow * block; at < Math.min(names.length, endRow * block); at++) {
       const key = Math.floor(at / block);
       totals.set(key, (totals.get(key) || 0) + rows[order[at]]);
     }
     for (const [actual, predicted, count] of model.confusion) {
-      const [down, across] = [place[actual], place[predicted]];
-      if (down < view.y - block || across < view.x - block) continue;
-      if (down >= view.y + view.span || across >= view.x + view.span) continue;
-      const [row, column] = [Math.floor(down / block), Math.floor(across / block)];
+      const [row, column] = [Math.floor(place[actual] / block), Math.floor(place[predicted] / block)];
+      if (row < firstRow || row >= endRow || column < firstColumn || column >= endColumn) continue;
       const key = row * 100000 + column;
       let square = found.get(key);
       if (!square) found.set(key, (square = { row, column, right: 0, wrong: 0, pairs: [] }));
@@ -46,7 +47,7 @@ function confusionView(canvas, onHover, onClick) {
 
   function draw() {
     const width = canvas.clientWidth;
-    const margin = Math.min(150, Math.max(70, width * 0.2));
+    const margin = Math.min(150, Math.max(88, width * 0.215));
     const side = width - margin - 4;
     const ratio = window.devicePixelRatio || 1;
     const height = side + margin + 4;
@@ -58,6 +59,7 @@ function confusionView(canvas, onHover, onClick) {
     squares = gather(side);
     paintSquares();
     paintLabels();
+    onDraw(squares.most);
   }
 
   function paintSquares() {
@@ -72,11 +74,11 @@ function confusionView(canvas, onHover, onClick) {
     context.fillStyle = theme("back");
     context.fillRect(left, top, side, side);
     let most = 0;
-    for (const square of found.values()) most = Math.max(most, square.wrong / (totals.get(square.row) || 1));
+    for (const square of found.values()) most = Math.max(most, square.wrong / totals.get(square.row));
     squares.most = most;
     const gap = cell * block > 9 ? 1 : 0;
     for (const square of found.values()) {
-      const total = totals.get(square.row) || 1;
+      const total = totals.get(square.row);
       const right = hideRight ? 0 : square.right;
       if (!right && !square.wrong) continue;
       const x = left + (square.column * block - view.x) * cell;
@@ -125,11 +127,19 @@ function confusionView(canvas, onHover, onClick) {
     }
   }
 
+  // The whole name, or its first synonym, or what room there is of its beginning and its end, which
+  // tells "blue striped disc" from "blue striped cross".
   function shortened(text, room) {
-    if (context.measureText(text).width <= room) return text;
-    let end = text.length;
-    while (end > 1 && context.measureText(text.slice(0, end) + "…").width > room) end--;
-    return text.slice(0, end) + "…";
+    const fits = (part) => context.measureText(part).width <= room;
+    if (fits(text)) return text;
+    const [first] = text.split(",");
+    if (fits(first)) return first;
+    const letters = [...first];
+    for (let kept = letters.length - 1; kept > 1; kept--) {
+      const part = letters.slice(0, Math.ceil(kept / 2)).join("") + "…" + letters.slice(letters.length - Math.floor(kept / 2)).join("");
+      if (fits(part)) return part;
+    }
+    return letters[0] + "…";
   }
 
   // What is under a point of the canvas.

@@ -4,7 +4,7 @@
 const { report, galleries } = JSON.parse(byId("data").textContent);
 const names = report.class_names;
 const state = { model: 0, pair: null };
-const matrix = confusionView(byId("confusion"), (square) => readout(square), (square) => pick(square));
+const matrix = confusionView(byId("confusion"), (square) => readout(square), (square) => pick(square), (most) => legend(most));
 
 function readout(square) {
   const box = byId("readout");
@@ -52,9 +52,14 @@ function order() {
 function drawMatrix(keepView) {
   matrix.show(report.models[state.model], names, order(), byId("only-mistakes").checked, keepView);
   readout(null);
+}
+
+// What the colours stand for; that of mistakes is as dark as the largest in view.
+function legend(most) {
   const ramp = (colour) => element("div", { class: "ramp", style: `background:linear-gradient(90deg, var(--panel), var(--${colour}))` });
-  byId("legend").replaceChildren("right", ramp("accent"), "wrong", ramp("wrong"),
-    element("span", { class: "wide" }, `0 to 100 % of a row; wrong: to ${percent(matrix.state().most)}`));
+  const line = (word, colour, end) => [element("span", {}, word), ramp(colour), element("span", {}, `0 to ${end}`)];
+  byId("legend").replaceChildren(...line("right", "accent", "100\u00a0%"), ...line("wrong", "wrong", percent(most)),
+    element("span", { class: "wide" }, "of the pictures in a row"));
 }
 
 function pairsList(model) {
@@ -74,7 +79,7 @@ function showModel(index) {
   const window_ = model.window ? `, windows ${[...new Set(model.window.map((w) => w.join("×")))].join(", ")}` : "";
   const views = report.augmentation === "none" ? "" : `, ${report.augmentation.replace("_", " ")}`;
   byId("about").textContent = `${whole(report.pictures)} pictures of ${report.data} (${report.split}), ${whole(names.length)} classes · ` +
-    `${model.image_size.join(" × ")} pixels${window_}${views} · ${model.weights} weights, step ${whole(model.step)} · ${model.checkpoint}`;
+    `${model.image_size.join(" × ")} pixels${window_}${views} · ${model.weights} weights${model.step ? `, step ${whole(model.step)}` : ""} · ${model.checkpoint}`;
   summarySection(report, model);
   drawMatrix(false);
   pairsList(model);

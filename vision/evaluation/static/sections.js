@@ -23,7 +23,7 @@ function summarySection(report, model) {
   const scaled = model.calibration.temperature;
   if (scaled) cards.push(card("temperature", decimal(scaled.temperature, 3), `ECE ${decimal(scaled.before.ece)} → ${decimal(scaled.after.ece)}`));
   if (model.neighbours) cards.push(card(`${model.neighbours.k}-NN accuracy`, percent(model.neighbours.top1, 2), "of the features"));
-  cards.push(card("parameters", large(model.cost.parameters)), card("MACs per picture", large(model.cost.macs)));
+  cards.push(card("parameters", large(model.cost.parameters), `${large(model.cost.macs)} MACs per picture`));
   cards.push(card("pictures per second", large(model.speed.model ?? model.speed.total), `${large(model.speed.total)} with loading`));
   const wrong = Math.round(model.metrics.samples * (1 - model.metrics.top1));
   const hero = element("div", { class: "panel hero" }, element("span", {}, LABELS.top1),
