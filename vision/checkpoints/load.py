@@ -234,23 +234,18 @@ def _assign(model: nn.Module, tensors: Mapping[str, Tensor], copy: bool) -> None
     Without `copy` a parameter takes over the tensor's memory where that has the right form, and
     stays the same object, so that an optimiser that knows it goes on knowing it.
     """
-    empty = {name for name, tensor in model.state_dict().items() if tensor.is_meta}
-    if empty - tensors.keys():
-        raise ValueError(
-            f"a model on the meta device has no values for {_some(sorted(empty - tensors.keys()))}."
-        )
+    values = model.state_dict(keep_vars=True)
+    empty = [name for name, own in values.items() if own.is_meta]
+    if missing := [name for name in empty if name not in tensors]:
+        raise ValueError(f"a model on the meta device has no values for {_some(sorted(missing))}.")
     with torch.no_grad():
-        placed = {
-            name: tensors[name].to(own.dtype, copy=copy)
-            for name, own in model.state_dict().items()
-            if name in empty
-        }
-        # Every name was checked before; the others are not on the meta device and follow below.
-        model.load_state_dict(placed, strict=False, assign=True)
-        for name, own in model.state_dict(keep_vars=True).items():
-            if name in empty or name not in tensors:
+        for name, own in values.items():
+            if name not in tensors:
                 continue
             tensor = tensors[name]
+            if own.is_meta:
+                _replace(model, name, own, tensor.to(own.dtype, copy=copy))
+                continue
             alike = (own.device, own.dtype, own.stride()) == (
                 tensor.device,
                 tensor.dtype,
@@ -260,6 +255,14 @@ def _assign(model: nn.Module, tensors: Mapping[str, Tensor], copy: bool) -> None
                 own.data = tensor
             else:
                 own.copy_(tensor)
+
+
+def _replace(model: nn.Module, name: str, own: Tensor, tensor: Tensor) -> None:
+    """A tensor for one that has no memory: `load_state_dict(assign=True)` for one name, quicker."""
+    place, _, leaf = name.rpartition(".")
+    parameter = isinstance(own, nn.Parameter)
+    new = nn.Parameter(tensor, requires_grad=own.requires_grad) if parameter else tensor
+    setattr(model.get_submodule(place), leaf, new)
 
 
 def _near(name: str, missing: list[str]) -> str:

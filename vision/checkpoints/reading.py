@@ -6,6 +6,7 @@ call anything (`unpickle.py`). Every refusal is a CheckpointError that says what
 """
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -101,7 +102,7 @@ def _is_finite(tensor: Tensor) -> bool:
         return True
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     tensor = tensor.float() if tensor.element_size() == 1 else tensor
-    return all(bool(torch.isfinite(bound)) for bound in torch.aminmax(tensor.detach()))
+    return all(math.isfinite(bound.item()) for bound in torch.aminmax(tensor.detach()))
 
 
 def _read_file(path: Path) -> Raw:
