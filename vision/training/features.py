@@ -13,7 +13,7 @@ that order, steps, metrics and resuming are those of any other run.
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,12 +102,16 @@ class FeatureLoader(Loader):
         return index
 
 
+Counting = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+"""Shows how far something is: what it is, of how many; what it gives is told of each step."""
+
+
 def caches(config: TrainConfig) -> bool:
     """Whether a run works on stored features."""
     return isinstance(config.tune, TuneHeadConfig) and config.tune.cache
 
 
-def use_features(job: "Job") -> str:
+def use_features(job: "Job", counting: Counting) -> str:
     """Let the job work on features; those that the run's folder has are used if they fit.
 
     All processes must call it together, when the job has its weights. Returns what was done.
@@ -125,7 +129,9 @@ def use_features(job: "Job") -> str:
     for split, loader in loaders.items():
         entry = world.from_main(_stored(folder, split, expected[split]))
         if entry is None:
-            unreadable = _compute(job, model, loader, folder / f"{split}.npy")
+            count = len(loader.source)
+            with counting(f"Features of {count:,} pictures ({split})", count) as advance:
+                unreadable = _compute(job, model, loader, folder / f"{split}.npy", advance)
             entry = {"fingerprint": expected[split], "unreadable": unreadable}
             if world.main:
                 _note(folder, split, entry)
@@ -140,10 +146,12 @@ def use_features(job: "Job") -> str:
     return f"{', '.join(done)}, in {folder}"
 
 
-def _compute(job: "Job", model: Classifier, loader: Loader, path: Path) -> list[int]:
+def _compute(
+    job: "Job", model: Classifier, loader: Loader, path: Path, advance: Callable[[int], None]
+) -> list[int]:
     """Store the features of all pictures; returns the pictures that could not be read.
 
-    Every process computes a share, the main one writes.
+    Every process computes a share, the main one writes. `advance` is told of pictures done.
     """
     world, count = job.world, len(loader.source)
     plain = Loader(
@@ -168,6 +176,7 @@ def _compute(job: "Job", model: Classifier, loader: Loader, path: Path) -> list[
             write(rows)
             unreadable += (first + np.flatnonzero(~readable)).tolist()
             first += len(rows)
+            advance(len(rows))
     return unreadable
 
 

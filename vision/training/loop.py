@@ -83,7 +83,7 @@ def _phase(
 
             check_attention(_classifier(job), job.preprocess)
         if caches(config):
-            reporter.say(f"Features: {use_features(job)}.")
+            reporter.say(f"Features: {use_features(job, reporter.counting)}.")
         return _run(job, stop, reporter)
 
 

@@ -1,6 +1,7 @@
 """What a run says to the person in front of it. Only the main process speaks."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -12,6 +13,14 @@ from vision.training.tune import counts
 
 if TYPE_CHECKING:
     from vision.training.job import Job
+
+
+_COLUMNS = (
+    TextColumn("{task.description}"),
+    BarColumn(),
+    MofNCompleteColumn(),
+    TimeRemainingColumn(),
+)
 
 
 class Reporter:
@@ -30,6 +39,17 @@ class Reporter:
         """A line that should not be missed."""
         self.console.print(f"[yellow]warning:[/yellow] {text}", soft_wrap=True)
 
+    @contextmanager
+    def counting(self, text: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Within, a bar that is moved on by numbers; a line where there is no terminal."""
+        if not self.console.is_terminal:
+            self.say(f"{text} …")
+            yield lambda number: None
+            return
+        with Progress(*_COLUMNS, console=self.console, transient=True) as progress:
+            task = progress.add_task(text, total=total)
+            yield lambda number: progress.advance(task, number)
+
     def start(self, job: "Job") -> None:
         """What is about to run, and where it is stored."""
         for line in job.load_report:
@@ -39,13 +59,7 @@ class Reporter:
         for warning in job.warnings:
             self.warn(warning)
         if self.console.is_terminal:
-            self.progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                console=self.console,
-            )
+            self.progress = Progress(*_COLUMNS, console=self.console)
             self.progress.start()
             self.progress.add_task("training", total=job.plan.total, completed=job.state.step)
 
