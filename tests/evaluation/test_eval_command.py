@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from eval_calls import SMALL, Capture, evaluate, refused
 from PIL import Image
 from sklearn import metrics as sklearn_metrics
 from small_runs import small_config, words
@@ -19,8 +20,6 @@ from vision.cli import main
 from vision.data.build import build_source
 
 QUICK = ["duration=6steps", "evaluate_every=6steps", "schedule.warmup=1steps"]
-SMALL = ["device=cpu", "loader.workers=0", "resamples=50"]
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
@@ -35,23 +34,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         given = words(folder, *QUICK, *more, model=model)
         assert main(["train", *given, f"name={name}"]) == 0
     return folder
-
-
-def evaluate(capsys: Capture, *given: str) -> dict[str, Any]:
-    """The report of an evaluation that is expected to succeed."""
-    capsys.readouterr()
-    assert main(["eval", *SMALL, "format=json", *given]) == 0
-    values: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return values
-
-
-def refused(capsys: Capture, *given: str, code: int = 2) -> str:
-    """What is said of an evaluation that is expected to be refused."""
-    capsys.readouterr()
-    assert main(["eval", *SMALL, *given]) == code
-    text = capsys.readouterr().err
-    assert text.startswith("error: ") and "Traceback" not in text
-    return text
 
 
 def write_pictures(root: Path, folder: Path, *, classes: int = 8) -> Path:

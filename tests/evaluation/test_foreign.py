@@ -1,6 +1,5 @@
 """Weights that other libraries wrote, evaluated on pictures that the call names."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from eval_calls import Capture, evaluate, refused
 from torch import nn
 
 from vision.cli import main
@@ -19,9 +19,7 @@ from vision.data.shapes import CLASSES, Shapes
 
 PICTURES = 24
 DATA = ["data=shapes", "data.image_size=32", f"data.val_samples={PICTURES}"]
-SMALL = ["device=cpu", "loader.workers=0", "resamples=0", "save=false"]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
@@ -49,21 +47,6 @@ def stored(model: nn.Module, folder: Path) -> Path:
     path = folder / "weights.pth"
     torch.save(model.state_dict(), path)
     return path
-
-
-def evaluate(capsys: Capture, *given: str) -> dict[str, Any]:
-    capsys.readouterr()
-    assert main(["eval", *SMALL, "format=json", *given]) == 0
-    report: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return report
-
-
-def refused(capsys: Capture, *given: str, code: int = 2) -> str:
-    capsys.readouterr()
-    assert main(["eval", *SMALL, *given]) == code
-    text = capsys.readouterr().err
-    assert text.startswith("error: ") and "Traceback" not in text
-    return text
 
 
 def assert_as_timm(
