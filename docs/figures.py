@@ -76,6 +76,9 @@ def data(axes: Axes, folders: list[Path]) -> None:
             axes.plot([number] * len(line[number]), line[number], "o", color=colour, markersize=4)
         axes.annotate(f" {model}", (numbers[-1], means[-1]), color=colour)
     axes.set(xlabel="training pictures", ylabel="validation accuracy (%)", xscale="log")
+    shown = sorted({number for line in points.values() for number in line})
+    axes.set_xticks(shown, [f"{number:,}" for number in shown])
+    axes.minorticks_off()
     axes.margins(x=0.2)
 
 
