@@ -18,7 +18,7 @@ from vision.cli import main
 from vision.data.shapes import CLASSES, Shapes
 
 PICTURES = 24
-DATA = ["data=shapes", "data.image_size=32", f"data.val_samples={PICTURES}"]
+DATA = ["data=shapes", "data.image_size=32", f"data.val_samples={PICTURES}", "save=false"]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 

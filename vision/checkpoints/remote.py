@@ -43,8 +43,10 @@ def resolve(source: str, setting: str = "init") -> Path:
             f"{setting}: '{source}' is neither a file nor a source that is known. Sources are "
             f"timm:NAME, hf:OWNER/NAME and paths."
         )
-    beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = suggest(path.name, beside) if 0 < len(beside) < 50 else ""
+    beside = [other.name for other in path.parent.glob("[!.]*")]
+    near = suggest(path.name, beside)
+    if len(beside) > 9 and near.startswith("Known"):
+        near = ""  # a long list of everything that is not meant helps nobody
     raise ConfigError(f"{setting}: there is no file or folder {path}. {near}".rstrip())
 
 
