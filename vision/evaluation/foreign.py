@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from vision.checkpoints.header import MARK, open_checkpoint
 from vision.checkpoints.infer import infer_model
 from vision.checkpoints.load import open_model
 from vision.checkpoints.reading import read_raw
@@ -58,6 +59,7 @@ def locate(place: str, data: DataConfig | None) -> Path:
         return path
     path = find_checkpoint(path)
     if data is None and not is_own(path):
+        read_raw(path)  # what is no checkpoint at all is told what it is
         raise ConfigError(
             f"checkpoint: {path} is not of a run of this project. Weights of other projects do not "
             "say which pictures they are for: give data=…, and model=… where a file does not tell "
@@ -67,8 +69,13 @@ def locate(place: str, data: DataConfig | None) -> Path:
 
 
 def is_own(path: Path) -> bool:
-    """Whether a file is a checkpoint of this project, which knows everything about itself."""
-    return path.is_file() and read_raw(path).container == "vision"
+    """Whether a file is a checkpoint of this project, which knows everything about itself. Its
+    first bytes tell.
+    """
+    if not path.is_file():
+        return False
+    with open_checkpoint(path) as file:
+        return file.read(8 + len(MARK))[8:] == MARK
 
 
 def open_stored(
