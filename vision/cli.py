@@ -6,6 +6,7 @@ setting may have several values; all jobs that this makes are parsed before the 
 """
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,9 @@ LAUNCHERS = {"submitit_local": "local", "submitit_slurm": "slurm"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code is 2 for a mistake in the settings, 1 for other failures."""
+    """Run a command; the exit code is 2 for a mistake in the settings, 1 for other failures,
+    130 when it was interrupted.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _dispatch(words)
@@ -40,6 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             time.sleep(5)
         print(f"error: {str(error).replace(chr(10), chr(10) + '       ')}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
     except BrokenPipeError:  # what we were piped into has seen enough
         sys.stdout = None  # or Python would try to flush it at its end
         return 0

@@ -1,6 +1,7 @@
-"""Two processes under torchrun: one of them dies, or all are asked to stop."""
+"""Two processes under torchrun: one of them dies or fails, or all are asked to stop."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -82,3 +83,30 @@ def test_torchrun_asked_to_stop_saves_one_step_of_both_ranks_and_goes_on_to_the_
     assert again.returncode == 0, output
     assert f"after step {stopped['step']}." in output
     assert_same_run(whole, tmp_path)
+
+
+NAN_IN_RANK_1 = """
+import os, sys
+from vision.cli import main
+from vision.training import step
+if os.environ["RANK"] == "1":
+    real = step.training_loss
+    step.training_loss = lambda *arguments: real(*arguments) * float("nan")
+sys.exit(main(["train", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_loss_that_is_no_number_in_another_process_is_explained_by_the_one_that_speaks(
+    tmp_path: Path, parallel: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(NAN_IN_RANK_1)
+    settings = [f"parallel={parallel}", "max_batch_per_device=2", "log.every=1steps"]
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(script)]
+    process = start(sys.executable, *launch, *words(tmp_path, *settings))
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, output
+    assert output.count("error: ") == 1, output
+    expected = r"the loss of step 1 is not a finite number: .* for the pictures \d+, \d+\. Lower "
+    assert re.search(expected, output), output

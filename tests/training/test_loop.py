@@ -1,6 +1,8 @@
 """Whole training runs in this process: what they learn, what they store, what they refuse."""
 
 import json
+import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,9 @@ from small_runs import (
     words,
 )
 
-from vision.cli import compose
-from vision.config import ConfigError, parse
+from vision.checkpoints.native import read_checkpoint
+from vision.cli import compose, main
+from vision.config import ConfigError, UserError, parse
 from vision.data.build import build_source
 from vision.data.decode import UnreadablePictureError
 from vision.data.loader import Loader, Recipe, training_batches
@@ -26,6 +29,7 @@ from vision.data.preprocess import normalizer, resolve_preprocess, usual_values
 from vision.data.sampling import TrainingPlan
 from vision.evaluation.stored import load_stored
 from vision.models.build import build_model
+from vision.training import step as training_step
 from vision.training.configs import TrainConfig
 from vision.training.loop import train
 from vision.training.step import NonFiniteError
@@ -162,16 +166,16 @@ def test_train_with_loss_that_overflows_names_step_pictures_and_module(tmp_path:
 def test_train_on_nonfinite_skip_goes_on_without_the_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from vision.training import step
+    from vision.training import step as training_step
 
-    original = step.training_loss
+    original = training_step.training_loss
     calls = iter(range(1000))
 
     def sometimes_nan(*arguments: object) -> torch.Tensor:
         loss = original(*arguments)
         return loss * float("nan") if next(calls) == 2 else loss
 
-    monkeypatch.setattr(step, "training_loss", sometimes_nan)
+    monkeypatch.setattr(training_step, "training_loss", sometimes_nan)
     assert train(small_config(tmp_path, "on_nonfinite=skip", "duration=5steps"), "x") == 0
     assert "The step is left out." in capsys.readouterr().out
     assert all(t.isfinite().all() for t in last_tensors(tmp_path).values())
@@ -182,37 +186,80 @@ def test_train_with_batch_larger_than_data_says_so(tmp_path: Path) -> None:
         train(small_config(tmp_path, "batch_size=64"), "x")
 
 
-def test_train_out_of_memory_names_the_setting_to_try(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def no_memory_on_a_gpu() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def no_memory_on_a_cpu() -> None:
+    torch.empty(2**60, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("fail", [no_memory_on_a_gpu, no_memory_on_a_cpu])
+def test_train_out_of_memory_names_peak_micro_batch_and_the_setting_to_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fail: Callable[[], None]
 ) -> None:
-    from vision.training import step
+    monkeypatch.setattr(training_step, "training_loss", lambda *arguments: fail())
+    expected = r"at 8 pictures per device \(peak [0-9.]+ GiB\).*max_batch_per_device=4"
+    with pytest.raises(UserError, match=expected):
+        train(small_config(tmp_path / "eight"), "x")
+    with pytest.raises(UserError, match=r"at 1 pictures.*model\.checkpoint_activations=true"):
+        train(small_config(tmp_path / "one", "max_batch_per_device=1"), "x")
+    with pytest.raises(UserError, match=r"single picture per device.*checkpoint_activations"):
+        train(small_config(tmp_path / "auto", "max_batch_per_device=auto"), "x")
 
-    def no_memory(*arguments: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(step, "training_loss", no_memory)
-    with pytest.raises(RuntimeError, match="max_batch_per_device=4"):
-        train(small_config(tmp_path), "x")
-
-
-def test_train_max_batch_auto_finds_what_fits_and_learns_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_train_max_batch_auto_finds_and_stores_what_fits_and_learns_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from vision.training import step
-
     assert train(small_config(tmp_path / "whole", "duration=4steps"), "x") == 0
-    original = step.training_loss
+    original = training_step.training_loss
+    seen: list[int] = []
 
     def only_two_fit(logits: torch.Tensor, *others: object) -> torch.Tensor:
         if len(logits) > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            no_memory_on_a_gpu()
+        seen.append(len(logits))
+        if len(seen) == 1 + 3 * 4 + 1:  # after a trial and three steps of four parts
+            raise KeyboardInterrupt
         return original(logits, *others)
 
-    monkeypatch.setattr(step, "training_loss", only_two_fit)
-    words = ["duration=4steps", "max_batch_per_device=auto"]
+    words = ["duration=4steps", "max_batch_per_device=auto", "checkpoint.every=1steps"]
+    monkeypatch.setattr(training_step, "training_loss", only_two_fit)
+    with pytest.raises(KeyboardInterrupt):
+        train(small_config(tmp_path / "auto", *words), "x")
+    assert "8 = 2 per device × 1 device × 4 accumulated" in capsys.readouterr().out
+    assert status(tmp_path / "auto")["micro_batch"] == 2
+    # A resumed run takes as many at once, though more would fit now.
+    monkeypatch.setattr(training_step, "training_loss", original)
     assert train(small_config(tmp_path / "auto", *words), "x") == 0
+    assert "8 = 2 per device × 1 device × 4 accumulated" in capsys.readouterr().out
     losses = [[e["loss"] for e in metrics(tmp_path / name)] for name in ("whole", "auto")]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("metric", ["loss", "top1", "balanced_accuracy", "macro_f1"])
+def test_train_keeps_the_checkpoint_that_is_best_by_the_named_metric(
+    tmp_path: Path, metric: str
+) -> None:
+    rising_and_falling = ["evaluate_every=1steps", "optimizer.learning_rate=0.05"]
+    assert train(small_config(tmp_path, f"checkpoint.best={metric}", *rising_and_falling), "x") == 0
+    values = {event["step"]: event[metric] for event in metrics(tmp_path, "val")}
+    best = (min if metric == "loss" else max)(values, key=lambda step: values[step])
+    stored = read_checkpoint(tmp_path / "run" / "checkpoints" / "best.safetensors")
+    assert stored.record["step"] == best
+    assert stored.record["best"] == values[best] == status(tmp_path)["best"]
+
+
+def test_train_ends_with_commands_that_can_be_typed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(small_config(tmp_path, "duration=2steps"), "x") == 0
+    lines = capsys.readouterr().out.split("Next:\n")[1].splitlines()
+    assert len(lines) == 4
+    for line in lines:
+        command = shlex.split(line.replace("python eval.py", "vision eval"), comments=True)
+        assert main([*command[1:], "--cfg"]) == 0
+        assert str(tmp_path) in capsys.readouterr().out
 
 
 def test_train_on_a_folder_keeps_its_split_when_pictures_are_added(tmp_path: Path) -> None:

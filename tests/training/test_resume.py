@@ -8,10 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_runs import RICH, assert_same_bits, last_tensors, metrics, small_config, status, words
 
+from vision.cli import main
+from vision.training import loop
 from vision.training.loop import train
 from vision.training.run import PREEMPTED
 
@@ -93,6 +96,58 @@ def test_run_killed_many_times_at_random_ends_in_the_same_bits(tmp_path: Path, m
     assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "killed"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_run_killed_in_the_middle_of_checkpoint_writes_ends_in_the_same_bits(
+    tmp_path: Path, workers: int
+) -> None:
+    large = ["model.width=256", "max_batch_per_device=4"]  # so that a write takes a while
+    settings = [*RICH, *large, "checkpoint.every=1steps", f"loader.workers={workers}"]
+    assert train(small_config(tmp_path / "whole", *settings), "x") == 0
+    halves = sum(killed_while_saving(tmp_path / "killed", settings) for _ in range(4))
+    assert halves >= 2  # else the test kills at the wrong moments
+    assert train(small_config(tmp_path / "killed", *settings), "x") == 0
+    assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "killed"))
+    assert not half_written(tmp_path / "killed")
+
+
+def half_written(folder: Path) -> list[Path]:
+    return list((folder / "run" / "checkpoints").glob(".*.partial"))
+
+
+def killed_while_saving(folder: Path, settings: list[str]) -> bool:
+    """Kill the run once it writes a checkpoint; whether it left half of one."""
+    before = half_written(folder)
+    process = start_training(folder, *settings)
+    while not set(half_written(folder)) - set(before):
+        assert process.poll() is None, process.communicate()[0]
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    return bool(set(half_written(folder)) - set(before))
+
+
+def test_second_interrupt_ends_the_run_at_once_and_it_goes_on_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = loop.forward_backward
+
+    def interrupted_twice(*arguments: Any) -> Any:
+        if arguments[-1] == 7:
+            signal.raise_signal(signal.SIGINT)  # a request to stop after the step
+            signal.raise_signal(signal.SIGINT)
+        return real(*arguments)
+
+    assert train(small_config(tmp_path / "whole", *RICH), "x") == 0
+    monkeypatch.setattr(loop, "forward_backward", interrupted_twice)
+    assert main(["train", *words(tmp_path / "ended", *RICH)]) == 128 + signal.SIGINT
+    assert "interrupted" in capsys.readouterr().err
+    assert status(tmp_path / "ended")["status"] == "failed"
+    assert status(tmp_path / "ended")["step"] == 7  # nothing more was done, nor saved
+    monkeypatch.undo()
+    assert train(small_config(tmp_path / "ended", *RICH), "x") == 0
+    assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "ended"))
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_run_asked_to_stop_saves_exits_75_and_goes_on_to_the_same_bits(
     tmp_path: Path, number: signal.Signals
@@ -154,7 +209,8 @@ def test_two_processes_learn_what_one_learns(tmp_path: Path, parallel: str, mode
     """Without mixing and dropout, which are drawn per process."""
     settings = ["ema=0.9", "duration=8steps", f"parallel={parallel}"]
     assert train(small_config(tmp_path / "one", *settings, model=model), "x") == 0
-    process = torchrun(tmp_path / "two", *settings, model=model)
+    # Each of the two takes its half in two parts, too.
+    process = torchrun(tmp_path / "two", *settings, "max_batch_per_device=2", model=model)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
     one, two = last_tensors(tmp_path / "one"), last_tensors(tmp_path / "two")

@@ -67,6 +67,13 @@ class World:
         dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
         return values[0]
 
+    def first(self, value: T | None) -> T | None:
+        """The first value among the processes that have one."""
+        values: list[T | None] = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value)
+        return next((value for value in values if value is not None), None)
+
     def wait(self) -> None:
         """Until all processes are here."""
         if self.size > 1:

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from vision.checkpoints.report import LoadReport
-from vision.config import ConfigError, UserError
+from vision.config import ConfigError
 from vision.data.build import build_source, picture_size
 from vision.data.configs import DataConfig, FolderConfig
-from vision.data.loader import Batch, Loader, Recipe, resolve_workers
+from vision.data.loader import Loader, Recipe, resolve_workers
 from vision.data.preprocess import Preprocess, normalizer, resolve_preprocess, usual_values
 from vision.data.sampling import TrainingPlan
 from vision.data.source import Source
@@ -24,17 +24,14 @@ from vision.training.distributed import World, spread
 from vision.training.ema import start_average
 from vision.training.features import AS_IT_IS, HeadOnly, caches
 from vision.training.loss import check_loss
+from vision.training.memory import largest_that_fits
 from vision.training.optim import build_optimizer
 from vision.training.run import Run
 from vision.training.schedule import Plan, plan_run
 from vision.training.start import Start, differences, find_start, load_start, size_line
 from vision.training.state import TrainState
-from vision.training.step import Setup, forward_backward
+from vision.training.step import Setup
 from vision.training.tune import counts, freeze, set_modes
-
-
-class OutOfMemoryError(UserError, RuntimeError):
-    """A device that has no memory left, with the setting to try."""
 
 
 @dataclass
@@ -77,6 +74,7 @@ class Job:
             "steps": self.plan.total,
             "seconds": self.seconds,
             "parameters": self.state.notes["parameters"],
+            "micro_batch": self.micro_batch,
         }
 
     @property
@@ -100,15 +98,6 @@ class Job:
         loaders = (self.train_loader, self.val_loader)
         return {f.name: f.reason for loader in loaders for f in loader.failures.values()}
 
-    def out_of_memory(self) -> str:
-        """What to say when a device has no memory left."""
-        peak = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
-        return (
-            f"out of memory at {self.micro_batch} pictures per device (peak {peak:.1f} GiB). Try "
-            f"max_batch_per_device={max(1, self.micro_batch // 2)}: the batch stays the same, "
-            "gradients are accumulated."
-        )
-
 
 def build_job(config: TrainConfig, run: Run, world: World, source: str | None = None) -> Job:
     """Data, model, optimiser and plan. Weights come from `source`, by default from `config.init`,
@@ -126,7 +115,7 @@ def build_job(config: TrainConfig, run: Run, world: World, source: str | None = 
     model, report = _model(config, start, preprocess, classes, world)
     check_loss(config.loss, config.augment.label_smoothing, classes)
     setup = Setup(config, world, classes, normalizer(preprocess, world.device))
-    order = _order(config, world, parts=_parts(config, world, model, setup, preprocess))
+    order = _order(config, world, parts=_parts(run, model, setup, preprocess))
     plan = plan_run(config, len(train))
     plain = HeadOnly(model) if caches(config) else model
     # A head alone is small enough to be whole on every device.
@@ -255,10 +244,13 @@ def _order(config: TrainConfig, world: World, parts: int) -> TrainingPlan:
     )
 
 
-def _parts(
-    config: TrainConfig, world: World, model: Classifier, setup: Setup, preprocess: Preprocess
-) -> int:
-    """In how many equal parts a device works off its share of a batch."""
+def _parts(run: Run, model: Classifier, setup: Setup, preprocess: Preprocess) -> int:
+    """In how many equal parts a device works off its share of a batch.
+
+    A micro-batch that was found before is the most that is tried again: a resumed run would learn
+    the same with another one, but not to the bit.
+    """
+    config, world = setup.config, setup.world
     if config.batch_size % world.size:
         raise ConfigError(
             f"batch_size = {config.batch_size} cannot be shared equally by {world.size} processes; "
@@ -269,38 +261,11 @@ def _parts(
     if limit == "auto" and caches(config):
         limit = None  # a head alone needs next to nothing
     if limit == "auto":
-        limit = _largest_that_fits(share, model, setup, preprocess)
+        before = run.status().get("micro_batch", share)
+        limit = largest_that_fits(share, before, model, setup, preprocess)
     largest = limit or share
     fitting = (n for n in range(1, share + 1) if share % n == 0 and share // n <= largest)
     return world.most(next(fitting))
-
-
-def _largest_that_fits(share: int, model: Classifier, setup: Setup, preprocess: Preprocess) -> int:
-    """The largest part for which a forward and backward pass has memory enough."""
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    for parts in (n for n in range(1, share + 1) if share % n == 0):
-        size = share // parts
-        batch = Batch(
-            torch.zeros((size, preprocess.channels, *preprocess.image_size), dtype=torch.uint8),
-            torch.zeros(size, dtype=torch.int64),
-            torch.zeros(size, dtype=torch.int64),
-            0,
-            (),
-        )
-        scaler = torch.amp.GradScaler(setup.world.device.type, enabled=False)
-        try:
-            forward_backward(model, [batch], setup, scaler, step=0)
-            return size
-        except torch.OutOfMemoryError:
-            if size == 1:
-                raise
-        finally:
-            model.zero_grad(set_to_none=True)
-            for buffer, before in buffers:  # running statistics of a baseline's batch norms
-                buffer.copy_(before)
-            if setup.world.device.type == "cuda":
-                torch.cuda.empty_cache()
-    raise AssertionError("the last part is a single picture")
 
 
 def _warnings(config: TrainConfig, world: World, train: Source) -> list[str]:

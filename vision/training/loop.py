@@ -4,8 +4,6 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 
-import torch
-
 from vision.checkpoints.folder import mark_best, prune, step_path
 from vision.checkpoints.native import open_latest, write_checkpoint
 from vision.data.loader import Batch, evaluation_batches, training_batches
@@ -16,9 +14,10 @@ from vision.training.configs import TrainConfig
 from vision.training.distributed import World, world
 from vision.training.ema import averaged, decay_at, unwrapped, update_average
 from vision.training.features import caches, use_features
-from vision.training.job import Job, OutOfMemoryError, build_job
+from vision.training.job import Job, build_job
 from vision.training.lock import held
 from vision.training.log import Log, start_wandb
+from vision.training.memory import memory_advice
 from vision.training.optim import set_learning_rate
 from vision.training.probe import probe_before
 from vision.training.report import Reporter
@@ -126,14 +125,13 @@ def _run(job: Job, stop: StopRequest, reporter: Reporter) -> int:
         reporter.start(job)
     code = 1
     try:
-        code = _loop(job, log, stop, reporter)
+        with memory_advice(job.micro_batch, job.world.device):
+            code = _loop(job, log, stop, reporter)
     except BaseException as error:
         if job.world.main:
             reason = f"{type(error).__name__}: {error}"
             with suppress(RunFileError):  # on a full disk: what failed first is the news
                 job.run.set_status("failed", state.step, **job.standing, reason=reason)
-        if isinstance(error, torch.OutOfMemoryError):
-            raise OutOfMemoryError(job.out_of_memory()) from error
         raise
     finally:
         reporter.close()
@@ -187,7 +185,8 @@ def _loop(job: Job, log: Log | None, stop: StopRequest, reporter: Reporter) -> i
 def _nonfinite(job: Job, parts: list[Batch], reporter: Reporter) -> None:
     """Say what gave the first number that is none; then stop, or go on without this step."""
     step = job.state.step + 1
-    reason = explain_nonfinite(job.evaluated[0], parts, job.setup, job.state.step)
+    reason = job.world.first(explain_nonfinite(job.evaluated[0], parts, job.setup, job.state.step))
+    reason = reason or "not again when the step was repeated without gradients"
     message = f"the loss of step {step} is not a finite number: {reason}."
     job.state.optimizer.zero_grad(set_to_none=True)
     if job.config.on_nonfinite == "stop":

@@ -93,8 +93,18 @@ class Reporter:
         metric = job.config.checkpoint.best
         best = "never evaluated" if job.state.best is None else f"{job.state.best:.4f}"
         self.say(f"\nFinished. Best {metric}: {best}. The run is in {folder}.")
+        commands = {
+            f"python eval.py checkpoint={folder}": "evaluate its best checkpoint",
+            f"vision predict checkpoint={folder} images=photos/": "classify your own pictures",
+            f"vision visualize checkpoint={folder} images=photos/ page=true": "see where it looks",
+            f"vision export checkpoint={folder} format=onnx": "use it elsewhere",
+        }
+        if job.state.notes["model"]["kind"] == "timm":  # a baseline: most have no attention
+            commands = {c: purpose for c, purpose in commands.items() if "visualize" not in c}
+        width = max(map(len, commands))
         self.say("Next:")
-        self.say(f"  python eval.py checkpoint={folder}      # evaluate its best checkpoint")
+        for command, purpose in commands.items():
+            self.console.print(f"  {command:{width}}  # {purpose}", soft_wrap=True, markup=False)
 
     def close(self) -> None:
         """End the progress bar."""

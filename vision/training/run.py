@@ -3,7 +3,7 @@
 outputs/<name>/
     config.json    the settings that run
     status.json    running | finished | preempted | failed, at which step of how many; seconds that
-                   the run has taken, and parameters of its model
+                   the run has taken, parameters of its model, pictures that a device takes at once
     metrics.jsonl  every number, one line per event: the truth that loggers get copies of
     load_report.json  what became of the weights that the run started from, if it did from any
     features/      of a probe: what it is trained on; see features.py

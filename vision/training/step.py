@@ -85,11 +85,16 @@ def update(
     optimizer.zero_grad(set_to_none=True)
 
 
-def explain_nonfinite(module: nn.Module, parts: Sequence[Batch], setup: Setup, step: int) -> str:
-    """Which pictures of the step and which module gave the first number that is none.
+def explain_nonfinite(
+    module: nn.Module, parts: Sequence[Batch], setup: Setup, step: int
+) -> str | None:
+    """Which pictures of the step and which module gave the first number that is none, if this
+    process had one.
 
-    The forward pass is made again with the same weights, pictures and random numbers.
+    The forward pass is made again with the same weights, pictures and random numbers; of all parts,
+    since processes that share a model must make as many.
     """
+    reasons = []
     for number, batch in enumerate(parts):
         first: list[str] = []
         hooks = [
@@ -105,8 +110,8 @@ def explain_nonfinite(module: nn.Module, parts: Sequence[Batch], setup: Setup, s
         if not loss.isfinite():
             where = first[0] if first else "the loss itself: all modules gave finite numbers"
             ids = ", ".join(map(str, batch.ids.tolist()))
-            return f"first in {where}, for the pictures {ids}"
-    return "not again when the step was repeated without gradients"
+            reasons.append(f"first in {where}, for the pictures {ids}")
+    return reasons[0] if reasons else None
 
 
 def inputs(batch: Batch, setup: Setup, step: int, part: int) -> tuple[Tensor, Tensor]:
