@@ -226,6 +226,7 @@ def _evaluate(job: Job, log: Log | None, reporter: Reporter) -> None:
         contexts["val_ema"] = averaged(state.model, state.average)
     for split, weights in contexts.items():
         first: list[Batch] = []
+        reporter.evaluating(job)
         with weights:
             numbers = evaluate(
                 model,

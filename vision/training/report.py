@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from vision.data.preprocess import Preprocess
 from vision.training.tune import counts
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
     from vision.training.job import Job
 
 
+# On a narrow terminal the bar gives way, not the numbers.
 _COLUMNS = (
-    TextColumn("{task.description}"),
-    BarColumn(),
-    MofNCompleteColumn(),
-    TimeRemainingColumn(),
+    TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+    BarColumn(bar_width=None, table_column=Column(ratio=1, max_width=40)),
+    MofNCompleteColumn(table_column=Column(no_wrap=True)),
+    TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
 )
 
 
@@ -65,19 +67,26 @@ class Reporter:
 
     def step(self, job: "Job") -> None:
         """One step more."""
+        self._show(job, self.latest or "training")
+
+    def evaluating(self, job: "Job") -> None:
+        """No step for a while."""
+        self._show(job, "evaluating")
+
+    def _show(self, job: "Job", text: str) -> None:
         if self.progress is not None:
             task = self.progress.tasks[0]
-            self.progress.update(task.id, completed=job.state.step, description=self.latest)
+            self.progress.update(task.id, completed=job.state.step, description=text)
 
     def training(self, job: "Job", numbers: Mapping[str, float]) -> None:
         """The means of some steps."""
         self.latest = (
-            f"epoch {numbers['epoch']:.2f}  loss {numbers['loss']:.3f}  "
-            f"top-1 {numbers['top1']:.1%}  lr {numbers['learning_rate']:.2e}  "
-            f"{numbers['images_per_second']:,.0f} images/s"
+            f"loss {numbers['loss']:.3f}  top-1 {numbers['top1']:.1%}  "
+            f"lr {numbers['learning_rate']:.1e}  {numbers['images_per_second']:,.0f} images/s"
         )
         if self.progress is None:
-            self.say(f"step {job.state.step}/{job.plan.total}  {self.latest}")
+            place = f"step {job.state.step}/{job.plan.total}  epoch {numbers['epoch']:.2f}"
+            self.say(f"{place}  {self.latest}")
 
     def evaluation(self, job: "Job", split: str, numbers: Mapping[str, float]) -> None:
         """The numbers on validation pictures."""
@@ -85,6 +94,7 @@ class Reporter:
             f"step {job.state.step}/{job.plan.total}  {split}: loss {numbers['loss']:.4f}  "
             f"top-1 {numbers['top1']:.2%}  top-5 {numbers['top5']:.2%}"
         )
+        self.step(job)
 
     def finish(self, job: "Job") -> None:
         """Where everything is, and what to type next."""
