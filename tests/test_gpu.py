@@ -1,6 +1,5 @@
 """What can only be seen on a CUDA device: `make test-gpu`."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -58,7 +57,6 @@ def test_training_on_cuda_follows_the_cpu(tmp_path: Path, precision: str) -> Non
 
 
 def test_deterministic_training_on_cuda_repeats_to_the_bit(tmp_path: Path) -> None:
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     for name in ("first", "second"):
         config = small_config(tmp_path / name, "device=cuda", "deterministic=true")
         assert train(config, "x") == 0

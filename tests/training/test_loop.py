@@ -186,6 +186,20 @@ def test_train_with_batch_larger_than_data_says_so(tmp_path: Path) -> None:
         train(small_config(tmp_path, "batch_size=64"), "x")
 
 
+@pytest.mark.parametrize("model", ["vit_mini", "swin_mini", "swinv2_mini"])
+def test_train_deterministic_has_no_operation_that_torch_refuses(
+    tmp_path: Path, model: str
+) -> None:
+    settings = [*RICH, "duration=4steps"]
+    assert train(small_config(tmp_path / "plain", *settings, model=model), "x") == 0
+    try:
+        strict = small_config(tmp_path / "strict", *settings, "deterministic=true", model=model)
+        assert train(strict, "x") == 0
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert_same_bits(last_tensors(tmp_path / "plain"), last_tensors(tmp_path / "strict"))
+
+
 def no_memory_on_a_gpu() -> None:
     raise torch.OutOfMemoryError("CUDA out of memory")
 

@@ -1,5 +1,6 @@
 """Everything that a training loop works with, built from a config."""
 
+import os
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -211,6 +212,8 @@ def _data(config: TrainConfig, run: Run, world: World) -> DataConfig:
 def _set_up_torch(config: TrainConfig, world: World) -> None:
     torch.backends.cuda.matmul.allow_tf32 = config.tf32
     torch.backends.cudnn.allow_tf32 = config.tf32
+    if config.deterministic:  # cuBLAS reads it when it is first used
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(config.deterministic)
     torch.backends.cudnn.benchmark = not config.deterministic and world.device.type == "cuda"
 
