@@ -207,7 +207,7 @@ def torchrun(folder: Path, *more: str, model: str = "vit_mini") -> subprocess.Po
 )
 def test_two_processes_learn_what_one_learns(tmp_path: Path, parallel: str, model: str) -> None:
     """Without mixing and dropout, which are drawn per process."""
-    settings = ["ema=0.9", "duration=8steps", f"parallel={parallel}"]
+    settings = ["ema=0.9", "duration=8steps", f"parallel={parallel}", "channels_last=true"]
     assert train(small_config(tmp_path / "one", *settings, model=model), "x") == 0
     # Each of the two takes its half in two parts, too.
     process = torchrun(tmp_path / "two", *settings, "max_batch_per_device=2", model=model)

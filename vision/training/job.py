@@ -168,8 +168,8 @@ def _model(
     report = load_start(model, start, config)
     freeze(model, config.tune, config.seed)
     model = model.to(world.device)
-    if config.channels_last:
-        model = model.to(memory_format=torch.channels_last)
+    if config.channels_last and not (config.parallel == "fsdp" and world.size > 1):
+        model = model.to(memory_format=torch.channels_last)  # FSDP takes contiguous weights alone
     return model, report
 
 
