@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import metrics, small_config
+from small_runs import last_tensors, metrics, small_config
+from test_resume import torchrun
 
 from vision.training.loop import train
 
@@ -31,3 +32,15 @@ def test_train_compiled_has_the_losses_of_eager_mode(tmp_path: Path, model: str)
             for name in ("eager", "compiled")
         )
         assert compiled_ == pytest.approx(eager, rel=2e-4)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_compiled_learn_what_one_learns(tmp_path: Path, parallel: str) -> None:
+    settings = ["duration=6steps", "max_batch_per_device=4", f"parallel={parallel}"]
+    assert train(small_config(tmp_path / "one", *settings, model="swin_mini"), "x") == 0
+    process = torchrun(tmp_path / "two", *settings, "compile=true", model="swin_mini")
+    output, _ = process.communicate(timeout=280)
+    assert process.returncode == 0, output
+    one, two = last_tensors(tmp_path / "one"), last_tensors(tmp_path / "two")
+    for name in one:
+        assert two[name].float().allclose(one[name].float(), rtol=1e-3, atol=1e-5), name

@@ -133,13 +133,30 @@ def spread(model: nn.Module, parallel: Literal["ddp", "fsdp"], world: World) -> 
         devices = [world.device] if world.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=devices)
     mesh = init_device_mesh(world.device.type, (world.size,))
-    for module in reversed(list(model.modules())):  # blocks before the stages that hold them
-        if isinstance(module, nn.ModuleList):
-            for block in module:
-                fully_shard(block, mesh=mesh)
+    for block in _blocks(model):
+        fully_shard(block, mesh=mesh)
     # The root too, so that between passes every parameter is a share and nothing else.
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
     return model
+
+
+def compile_steps(module: nn.Module) -> None:
+    """Let torch compile what a training step calls."""
+    if not isinstance(module, FSDPModule):
+        module.compile()
+        return
+    # Block by block, since FSDP gathers the weights of each before it and drops them after. Blocks
+    # of several shapes share one code, each shape with a graph of its own.
+    torch._dynamo.config.recompile_limit = 64
+    for block in _blocks(module):
+        if not _blocks(block):
+            block.forward = torch.compile(block.forward, dynamic=False)
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """The members of all lists of modules: blocks before the stages that hold them."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return [block for blocks in reversed(lists) for block in blocks]
 
 
 @contextmanager

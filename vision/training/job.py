@@ -21,7 +21,7 @@ from vision.data.table import read_table, with_saved_split, write_table
 from vision.models.build import build_model
 from vision.models.layers import Classifier
 from vision.training.configs import TrainConfig
-from vision.training.distributed import World, spread
+from vision.training.distributed import World, compile_steps, spread
 from vision.training.ema import start_average
 from vision.training.features import AS_IT_IS, HeadOnly, caches
 from vision.training.loss import check_loss
@@ -122,7 +122,7 @@ def build_job(config: TrainConfig, run: Run, world: World, source: str | None = 
     # A head alone is small enough to be whole on every device.
     module = spread(plain, "ddp" if caches(config) else config.parallel, world)
     if config.compile:
-        module.compile()
+        compile_steps(module)
     state = TrainState(
         model=model,
         optimizer=build_optimizer(model, config.optimizer, plan.peak),
