@@ -20,6 +20,7 @@ from vision.inference.pictures import items_of_files, some
 from vision.inference.score import Scores, table
 from vision.inference.visualize import viewers
 from vision.inspection.configs import VisualizeConfig
+from vision.inspection.masks import mask_file
 
 
 @pytest.fixture(scope="module")
@@ -235,6 +236,20 @@ def test_masks_that_do_not_match_their_pictures_are_refused(
     Image.new("L", (40, 30), 0).save(tmp_path / "masks/b.png")
     assert visualize(run, tmp_path / "out", *words) == 2
     assert "no picture left to score" in capsys.readouterr().err
+
+
+def test_masks_are_found_by_the_folders_of_their_pictures_or_by_name_alone(tmp_path: Path) -> None:
+    pictures = ["a.jpg", "b.jpg", "deep/a.jpg", "elsewhere/a.jpg"]
+    for place in (*pictures, "masks/a.png", "masks/b.jpg", "masks/deep/a.png"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).touch()
+    masks = tmp_path / "masks"
+    assert mask_file(masks, tmp_path / "a.jpg") == masks / "a.png"
+    assert mask_file(masks, tmp_path / "deep/a.jpg") == masks / "deep/a.png"
+    assert mask_file(masks, tmp_path / "elsewhere/a.jpg") == masks / "a.png"
+    assert mask_file(masks, tmp_path / "b.jpg") == masks / "b.jpg"
+    with pytest.raises(ConfigError, match=r"has no mask; expected .*a\.png"):
+        mask_file(tmp_path, tmp_path / "a.jpg")  # a picture is no mask of itself
 
 
 def test_score_of_a_folder_with_masks_writes_tables(

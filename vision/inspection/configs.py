@@ -97,8 +97,8 @@ class VisualizeConfig(Config):
     """Measure how well maps point to the object, and what hiding their cells does to the answer,
     beside random maps and the picture's centre."""
     masks: Path | None
-    """Folder of masks for images: a file of the same name (.png) that is not black on the object.
-    """
+    """Folder of masks for images: a file of the same name (.png), also below folders of the same
+    names, that is not black on the object."""
     boxes: Path | None
     """Instead of masks: a CSV file with the columns path, left, top, right and bottom."""
     steps: Annotated[int, Field(ge=2)]

@@ -43,11 +43,16 @@ def shown_mask(subject: Subject, mask: Mask, name: str) -> Mask:
 
 
 def mask_file(folder: Path, picture: Path) -> Path:
-    """Where the mask of a picture is, or a ConfigError."""
-    candidates = [folder / f"{picture.stem}.png", folder / picture.name]
-    found = next((file for file in candidates if file.is_file()), None)
+    """Where the mask of a picture is, or a ConfigError: under its name, below folders like those
+    that the picture is in if there are such.
+    """
+    folders = picture.resolve().parent.parts[1:]
+    below = [folder.joinpath(*folders[number:]) for number in range(len(folders) + 1)]
+    candidates = [place / name for place in below for name in (f"{picture.stem}.png", picture.name)]
+    there = (file for file in candidates if file.is_file() and not file.samefile(picture))
+    found = next(there, None)
     if found is None:
-        raise ConfigError(f"masks: {picture} has no mask; expected {candidates[0]}.")
+        raise ConfigError(f"masks: {picture} has no mask; expected {candidates[-2]}.")
     return found
 
 
