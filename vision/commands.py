@@ -219,14 +219,13 @@ def _eval(config: EvalConfig, chosen: Choices) -> int:
 def _convert(config: ConvertConfig, chosen: Choices) -> int:
     from vision.checkpoints.convert import convert
 
-    given = config.model_dump(include={"heads", "window", "pretrained_window"})
     result = convert(
         config.source,
         config.format,
         config.output,
         weights=config.weights,
         trained_size=config.trained_size,
-        **{name: value for name, value in given.items() if value is not None},
+        **config.untold,
     )
     for note in result.notes:
         print(f"note: {note}", file=sys.stderr)
@@ -240,13 +239,14 @@ def _predict(config: PredictConfig, chosen: Choices) -> int:
     from vision.inference.predict import run
     from vision.training.distributed import pick_device
 
-    device = pick_device(config.device)
-    return run(
-        load(
-            config.checkpoint, weights=config.weights, image_size=config.image_size, device=device
-        ),
-        config,
+    loaded = load(
+        config.checkpoint,
+        weights=config.weights,
+        image_size=config.image_size,
+        device=pick_device(config.device),
+        **config.untold,
     )
+    return run(loaded, config)
 
 
 def _visualize(config: VisualizeConfig, chosen: Choices) -> int:
@@ -257,7 +257,7 @@ def _visualize(config: VisualizeConfig, chosen: Choices) -> int:
     device = pick_device(config.device)
     size = config.image_size
     loaded = [
-        load(place, weights=config.weights, image_size=size, device=device)
+        load(place, weights=config.weights, image_size=size, device=device, **config.untold)
         for place in config.checkpoint
     ]
     return run(loaded, config)
@@ -267,7 +267,12 @@ def _export(config: ExportConfig, chosen: Choices) -> int:
     from vision.inference.export import export
     from vision.inference.load import load
 
-    loaded = load(config.checkpoint, weights=config.weights, image_size=config.image_size)
+    loaded = load(
+        config.checkpoint,
+        weights=config.weights,
+        image_size=config.image_size,
+        **config.untold,
+    )
     result = export(loaded, config)
     print(f"{result.file}: run and compared with the model,", end=" ")
     print(f"largest difference of a probability {result.difference:.1e}.")

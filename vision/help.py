@@ -1,5 +1,6 @@
 """What `vision <command> --help` prints: choices, then every setting with its value and meaning."""
 
+import inspect
 import shutil
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -41,8 +42,9 @@ def command_help(
 def _settings(
     config: type[Config], values: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """`path=value` and meaning of every setting, depth first."""
-    for name, field in config.model_fields.items():
+    """`path=value` and meaning of every setting, depth first; what is inherited comes last."""
+    own = inspect.get_annotations(config)
+    for name, field in sorted(config.model_fields.items(), key=lambda item: item[0] not in own):
         value = values.get(name)
         inner = _chosen(config_classes(field.annotation), value)
         if inner is not None and isinstance(value, Mapping):

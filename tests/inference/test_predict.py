@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from made import a_run
 from PIL import Image
@@ -88,6 +89,30 @@ def test_load_of_a_run_of_a_timm_model_predicts_too(tmp_path: Path, photo: Path)
     loaded = vision.load(run)
     probabilities = loaded.model(loaded.transform(photo)[None]).softmax(dim=1)[0]
     assert loaded.predict(photo).probability == pytest.approx(probabilities.max().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("command", ["predict", "visualize", "export"])
+def test_commands_take_what_a_file_does_not_tell(
+    command: str, tmp_path: Path, photo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 2}
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=4, **settings).eval()
+    torch.save(model.state_dict(), tmp_path / "vit.pth")
+    words = [command, f"checkpoint={tmp_path / 'vit.pth'}", f"output={tmp_path / 'out'}"]
+    words += {
+        "predict": [f"images={photo}", "format=jsonl"],
+        "visualize": [f"images={photo}"],
+        "export": ["format=safetensors"],
+    }[command]
+    assert main(words) == 2
+    assert "how many heads a ViT of width 48 has. Give it: heads=…" in capsys.readouterr().err
+    assert main([*words, "heads=2"]) == 0
+    if command == "predict":
+        picture = vision.load(tmp_path / "vit.pth", heads=2).transform(photo)
+        with torch.no_grad():
+            expected = model(picture[None]).softmax(1).max().item()
+        answer = json.loads((tmp_path / "out").read_text())
+        assert answer["probability"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_predict_of_an_unreadable_file_names_it(run: Path, tmp_path: Path) -> None:

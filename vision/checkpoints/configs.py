@@ -1,12 +1,29 @@
-"""What a conversion can be told. Free of torch, so that a typo is answered at once."""
+"""What reading and converting weights can be told. Free of torch, so that a typo is answered at
+once.
+"""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from vision.config import Config, PositiveInt, Size
 
 
-class ConvertConfig(Config):
+class UntoldConfig(Config):
+    """What a file of weights may not tell of its model."""
+
+    heads: PositiveInt | tuple[PositiveInt, ...] | None
+    """What the file may not tell of its model; so with window and pretrained_window."""
+    window: Size | None
+    pretrained_window: tuple[PositiveInt, ...] | None
+
+    @property
+    def untold(self) -> dict[str, Any]:
+        """Those of the settings that are given."""
+        values = {name: getattr(self, name) for name in UntoldConfig.model_fields}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class ConvertConfig(UntoldConfig):
     """Weights of any known format, written as another library reads them."""
 
     source: str
@@ -15,9 +32,5 @@ class ConvertConfig(Config):
     output: Path
     """A new folder (timm, huggingface) or a new file (the others)."""
     weights: Literal["auto", "raw", "ema"]
-    heads: PositiveInt | tuple[PositiveInt, ...] | None
-    """What the file may not tell of its model; so with the settings below."""
-    window: Size | None
-    pretrained_window: tuple[PositiveInt, ...] | None
     trained_size: Size | None
     """Size of the pictures that the weights were trained on, where their grid was not square."""

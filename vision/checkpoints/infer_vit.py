@@ -84,7 +84,7 @@ def _heads(tensors: Mapping[str, Tensor], width: int, assumed: list[str]) -> int
     if width not in HEADS_OF_WIDTH:
         raise ConfigError(
             f"The weights do not tell how many heads a ViT of width {width} has. "
-            f"Give it: heads=… (model.heads=… on the command line)."
+            f"Give it: heads=… (model.heads=… for train.py and eval.py)."
         )
     heads = HEADS_OF_WIDTH[width]
     assumed.append(f"heads={heads}: as in published ViTs of width {width}")

@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from vision.config import Config, PositiveInt, Size
+from vision.checkpoints.configs import UntoldConfig
+from vision.config import PositiveInt, Size
 
 
 def _several(value: object) -> object:
@@ -20,7 +21,7 @@ Places = Annotated[tuple[str, ...], BeforeValidator(_several)]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
 
-class PredictConfig(Config):
+class PredictConfig(UntoldConfig):
     """Pictures to name, by the model of a checkpoint."""
 
     checkpoint: str
@@ -42,7 +43,7 @@ class PredictConfig(Config):
     device: Device
 
 
-class ExportConfig(Config):
+class ExportConfig(UntoldConfig):
     """A checkpoint as something that runs without this project."""
 
     checkpoint: str

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from vision.config import Config, Count, PositiveInt, Size
+from vision.checkpoints.configs import UntoldConfig
+from vision.config import Count, PositiveInt, Size
 from vision.data.configs import DataConfig, Split, Text
 from vision.inspection.requests import parse_request
 
@@ -53,7 +54,7 @@ Asked = Annotated[str, AfterValidator(_check_method)]
 Cell = tuple[int, int]
 
 
-class VisualizeConfig(Config):
+class VisualizeConfig(UntoldConfig):
     """Pictures of where models look, and how far these can be believed."""
 
     checkpoint: Places
