@@ -1,7 +1,9 @@
 """What all tests share. Nothing here imports torch: some tests check that something does not."""
 
 import os
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,3 +15,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.append(str(Path(__file__).parent / "models"))
 pytest.register_assert_rewrite("model_settings", "peers", "reference")
 sys.path.append(str(Path(__file__).parent / "training"))
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with eight megabytes of space."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    try:
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder],
+            check=True,
+            capture_output=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("mounting a file system needs more rights")
+    yield folder
+    subprocess.run(["umount", folder], check=True)

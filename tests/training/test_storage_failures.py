@@ -3,7 +3,7 @@
 import os
 import resource
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,23 +23,6 @@ SETTINGS = ["ema=0.9", "duration=8steps", "checkpoint.every=3steps", "evaluate_e
 def train(folder: Path) -> int:
     """The command as a user types it; returns its exit code."""
     return main(["train", *words(folder, *SETTINGS)])
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small file system of its own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    try:
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder],
-            check=True,
-            capture_output=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("mounting a file system needs more rights")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
 
 
 def fill(folder: Path) -> None:

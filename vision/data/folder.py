@@ -18,22 +18,15 @@ SUFFIXES = frozenset(
 """Files with other suffixes are taken for something else; they are counted, not read."""
 
 
+@dataclass(eq=False, repr=False)
 class FolderSource:
     """A `Source` of picture files below one folder."""
 
-    def __init__(
-        self,
-        root: Path,
-        paths: PackedStrings,
-        labels: NDArray[np.int64],
-        classes: tuple[str, ...],
-        channels: int,
-    ) -> None:
-        self.root = root
-        self.paths = paths
-        self.labels = labels
-        self.classes = classes
-        self.channels = channels
+    root: Path
+    paths: PackedStrings
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+    channels: int
 
     def __len__(self) -> int:
         return len(self.labels)

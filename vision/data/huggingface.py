@@ -1,5 +1,6 @@
 """Data sets of the Hugging Face hub, or local ones, through the optional `datasets` library."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,24 +15,16 @@ if TYPE_CHECKING:
     import datasets  # type: ignore[import-untyped]
 
 
+@dataclass(eq=False, repr=False)
 class HuggingFaceSource:
     """A `Source` over one split; pictures stay encoded, in the memory-mapped table."""
 
-    def __init__(
-        self,
-        origin: str,
-        dataset: "datasets.Dataset",
-        image_column: str,
-        labels: NDArray[np.int64],
-        classes: tuple[str, ...],
-        channels: int,
-    ) -> None:
-        self.origin = origin
-        self.dataset = dataset
-        self.image_column = image_column
-        self.labels = labels
-        self.classes = classes
-        self.channels = channels
+    origin: str
+    dataset: "datasets.Dataset"
+    image_column: str
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+    channels: int
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -3,6 +3,7 @@
 import glob
 import json
 import re
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,20 +23,14 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
+@dataclass(eq=False, repr=False)
 class ShardSource:
     """A `Source` that reads its pictures out of tar files by their position."""
 
-    def __init__(
-        self,
-        index: ShardIndex,
-        labels: NDArray[np.int64],
-        classes: tuple[str, ...],
-        channels: int,
-    ) -> None:
-        self.index = index
-        self.labels = labels
-        self.classes = classes
-        self.channels = channels
+    index: ShardIndex
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+    channels: int
 
     def __len__(self) -> int:
         return len(self.labels)

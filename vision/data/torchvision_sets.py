@@ -3,6 +3,7 @@ imports torchvision.
 """
 
 import inspect
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -20,24 +21,17 @@ from vision.data.source import Picture, Source
 from vision.data.torchvision_facts import facts
 
 
+@dataclass(eq=False, repr=False)
 class TorchvisionSource:
     """A `Source` of what a torchvision data set returns, for those that keep neither files nor one
     array.
     """
 
-    def __init__(
-        self,
-        origin: str,
-        dataset: Any,
-        labels: NDArray[np.int64],
-        classes: tuple[str, ...],
-        channels: int,
-    ) -> None:
-        self.origin = origin
-        self.dataset = dataset
-        self.labels = labels
-        self.classes = classes
-        self.channels = channels
+    origin: str
+    dataset: Any
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+    channels: int
 
     def __len__(self) -> int:
         return len(self.labels)
