@@ -51,14 +51,18 @@ def model_of(folder: Path) -> str:
 
 def curves(axes: Axes, folders: list[Path]) -> None:
     """Accuracy over pictures seen."""
+    ends = []
     for folder, colour in zip(folders, COLOURS, strict=False):
         seen, values = accuracies(folder)
         axes.plot(seen, values, "o-", color=colour, markersize=3)
-        axes.annotate(
-            f" {model_of(folder)} {values[-1]:.1f} %", (seen[-1], values[-1]), color=colour
-        )
+        ends.append((values[-1], seen[-1], f" {model_of(folder)} {values[-1]:.1f} %", colour))
     axes.set(xlabel="pictures seen (thousands)", ylabel="validation accuracy (%)")
     axes.margins(x=0.2)
+    low, high = axes.get_ylim()
+    place = low
+    for value, last, text, colour in sorted(ends):
+        place = max(value, place + 0.06 * (high - low))  # names do not cover each other
+        axes.annotate(text, (last, place), color=colour, va="center")
 
 
 def data(axes: Axes, folders: list[Path]) -> None:
