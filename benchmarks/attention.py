@@ -23,7 +23,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vision.cli import compose
+from vision.composition import compose
 from vision.config import parse
 from vision.inspection.capture import capture
 from vision.inspection.explorer.page import write_page

@@ -31,7 +31,7 @@ from rich.table import Table
 from torch import Tensor
 
 from vision.checkpoints.native import write_checkpoint
-from vision.cli import compose
+from vision.composition import compose
 from vision.config import parse
 from vision.inference.configs import ExportConfig
 from vision.inference.export import export

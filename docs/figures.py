@@ -19,7 +19,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from vision.cli import compose
+from vision.composition import compose
 from vision.config import parse
 from vision.models.configs import ModelConfig
 from vision.models.cost import cost

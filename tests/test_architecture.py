@@ -10,8 +10,10 @@ import pytest
 from omegaconf import OmegaConf
 
 import vision
-from vision.cli import COMMANDS, CONFIGS, compose
+from vision.commands import COMMANDS
+from vision.composition import compose
 from vision.config import Config, config_classes, parse
+from vision.listing import CONFIGS
 from vision.models.configs import ModelConfig
 
 PACKAGE = Path(vision.__file__).parent
@@ -22,8 +24,8 @@ STATIONS = [
 """The line, from left to right; what is not named here (cli, help) stands at its right end."""
 STRANGERS = {("data", "models"), ("models", "data")}
 DOORS = {
-    "hydra": {"cli.py"},
-    "omegaconf": {"cli.py"},
+    "hydra": {"composition.py"},
+    "omegaconf": {"composition.py"},
     "wandb": {"training/log.py"},
     "submitit": {"training/cluster.py"},
 }

@@ -25,7 +25,7 @@ from vision.checkpoints.native import (
     read_record,
     write_checkpoint,
 )
-from vision.cli import compose
+from vision.composition import compose
 
 BESIDE = {"format": record_module.FORMAT, "version": __version__}
 """What the writer adds to every record."""

@@ -6,7 +6,7 @@ import torch
 from augment_settings import preprocess, read
 from torchvision.transforms import v2
 
-from vision.cli import compose
+from vision.composition import compose
 from vision.config import ConfigError, parse
 from vision.data.configs import AugmentConfig, DataConfig, LoaderConfig, PreprocessConfig
 from vision.data.preprocess import normalizer, resolve_preprocess, usual_values

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from vision.checkpoints.native import write_checkpoint
-from vision.cli import compose
+from vision.composition import compose
 from vision.config import parse
 from vision.models.build import build_model
 from vision.training.configs import TrainConfig

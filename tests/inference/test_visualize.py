@@ -13,7 +13,8 @@ import torch
 from made import CLASSES, a_run
 from PIL import Image
 
-from vision.cli import compose, main
+from vision.cli import main
+from vision.composition import compose
 from vision.config import ConfigError, parse
 from vision.inference.load import load
 from vision.inference.pictures import items_of_files, some

@@ -9,7 +9,7 @@ from small_runs import SMALL, SMALL_MODELS, SMALL_SHAPES, words
 from torch import Tensor
 
 from vision.checkpoints.native import read_checkpoint
-from vision.cli import compose
+from vision.composition import compose
 from vision.config import parse
 from vision.evaluation.stored import find_checkpoint
 from vision.training import loop

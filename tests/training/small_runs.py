@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vision.checkpoints.folder import latest
 from vision.checkpoints.native import read_checkpoint
-from vision.cli import compose
+from vision.composition import compose
 from vision.config import parse
 from vision.training.configs import TrainConfig
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from small_runs import SMALL, SMALL_SHAPES, assert_same_bits, last_tensors, small_config
 
-from vision.cli import compose
+from vision.composition import compose
 from vision.config import ConfigError, parse
 from vision.training.configs import TrainConfig
 from vision.training.loop import train

@@ -15,7 +15,7 @@ from small_runs import folder_of_pictures, last_tensors, metrics, status
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.folder import latest
 from vision.checkpoints.native import read_checkpoint, read_record
-from vision.cli import compose
+from vision.composition import compose
 from vision.config import ConfigError
 from vision.evaluation.stored import load_stored
 from vision.training.loop import train

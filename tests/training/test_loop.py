@@ -20,7 +20,8 @@ from small_runs import (
 )
 
 from vision.checkpoints.native import read_checkpoint
-from vision.cli import compose, main
+from vision.cli import main
+from vision.composition import compose
 from vision.config import ConfigError, UserError, parse
 from vision.data.build import build_source
 from vision.data.decode import UnreadablePictureError

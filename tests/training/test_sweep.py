@@ -19,7 +19,7 @@ from small_runs import assert_same_bits, words
 
 from vision.checkpoints.folder import latest
 from vision.checkpoints.native import read_checkpoint
-from vision.cli import compose, expand
+from vision.composition import compose, expand
 from vision.config import ConfigError
 from vision.training.run import PREEMPTED
 from vision.training.sweep import job_name
