@@ -18,7 +18,7 @@ from vision.models.configs import ModelConfig
 
 PACKAGE = Path(vision.__file__).parent
 STATIONS = [
-    *("config", "terminal", "data", "models", "checkpoints", "inspection", "evaluation"),
+    *("config", "files", "terminal", "data", "models", "checkpoints", "inspection", "evaluation"),
     "training",
 ]
 """The line, from left to right; what is not named here (cli, help) stands at its right end."""

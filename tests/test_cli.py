@@ -1,6 +1,7 @@
 """The command line as a user meets it: each test runs the real command in a process of its own."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,7 @@ MISTAKES = {
     "model.depth=-1": "model.depth: should be greater than or equal to 1, found -1.",
     "model=vit_tinny": "model=vit_tinny: there is no such choice. Did you mean 'vit_tiny'?",
     "model=null": "model=null: there is no such choice.",
-    "model.pool=men": "pool: should be 'class_token', 'mean' or 'class_token_and_mean', found",
+    "model.pool=men": "pool: should be 'class_token', 'mean'",
     "model.heads=5": "model: heads = 5 does not divide width = 768.",
     "model.window=7": "model.window: there is no such setting. This kind of model has:",
     "model=swin_tiny model.depths=[2,2,6]": "depths has 3 [2, 2, 6], heads has 4 [3, 6, 12, 24].",
@@ -89,7 +90,10 @@ def test_config_dir_with_own_yaml_is_used_and_listed_in_help(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "words",
-    ["--help", "info --help", "list models", "list data", "list recipes", "list experiments"],
+    [
+        *("--help", "info --help", "list --help", "list pretrained --help"),
+        *("list models", "list data", "list recipes", "list experiments"),
+    ],
 )
 def test_help_and_listings_answer_without_torch(words: str) -> None:
     code, output, error = vision(*words.split())
@@ -106,10 +110,27 @@ def test_list_models_has_one_line_with_a_description_for_every_yaml_file() -> No
     assert all(len(line.split()) > 3 for line in lines)
 
 
-def test_list_unknown_subject_suggests_the_right_one() -> None:
-    code, _, error = vision("list", "model")
+@pytest.mark.parametrize(
+    ("word", "meant"), [("model", "models"), ("weights", "pretrained"), ("weigths", "pretrained")]
+)
+def test_list_unknown_subject_suggests_the_right_one(word: str, meant: str) -> None:
+    code, output, error = vision("list", word)
     assert code == 2
-    assert "Did you mean 'models'?" in error
+    assert f"Did you mean '{meant}'?" in error
+    assert output.strip() == "LOADED []"
+
+
+def test_list_help_names_every_listing() -> None:
+    _, output, _ = vision("list", "--help")
+    names = set(re.findall(r"\w+", output))
+    assert {"models", "data", "augmentations", "recipes", "experiments", "pretrained"} <= names
+
+
+@pytest.mark.parametrize("words", ["models swin", "pretrained vit.png swin.png"])
+def test_list_with_too_many_words_says_which(words: str) -> None:
+    code, _, error = vision("list", *words.split())
+    assert code == 2
+    assert words.split(maxsplit=1)[1] in error and "usage:" in error
 
 
 def test_unknown_command_suggests_the_right_one() -> None:

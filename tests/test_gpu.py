@@ -9,7 +9,7 @@ import torch
 from model_settings import small_model
 from small_runs import last_tensors, metrics, small_config, words
 
-from vision.models.swin import static_bias
+from vision.models.layers import static_bias
 from vision.training.loop import train
 
 pytestmark = [

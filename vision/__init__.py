@@ -7,14 +7,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vision.checkpoints.load import load_weights
+    from vision.checkpoints.open import load_weights
     from vision.config import ConfigError, parse
     from vision.data.build import build_source
     from vision.inference.load import load
     from vision.inspection.figures.show import show_attention
     from vision.models.build import build_model
     from vision.models.cost import cost
-    from vision.models.swin import static_bias
+    from vision.models.layers import static_bias
 
 __version__ = "0.1.0"
 
@@ -24,10 +24,10 @@ _HOMES = {
     "build_source": "vision.data.build",
     "build_model": "vision.models.build",
     "load": "vision.inference.load",
-    "load_weights": "vision.checkpoints.load",
+    "load_weights": "vision.checkpoints.open",
     "cost": "vision.models.cost",
     "show_attention": "vision.inspection.figures.show",
-    "static_bias": "vision.models.swin",
+    "static_bias": "vision.models.layers",
 }
 
 __all__ = [

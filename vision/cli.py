@@ -62,6 +62,7 @@ def _dispatch(words: list[str]) -> int:
     command = COMMANDS[name]
     folders, flags, overrides = _split(rest)
     paths, overrides = _take_paths(command, overrides)
+    overrides = [*command.implied(overrides), *overrides]
     if "--help" in flags:
         from vision.help import command_help
 

@@ -1,12 +1,14 @@
 """The subcommands of `vision`: their settings and what each does. Torch is loaded when needed."""
 
+import gc
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from vision.checkpoints.configs import ConvertConfig
+from vision.checkpoints.configs import ConvertConfig, Renaming, SizedConfig
 from vision.config import Config, ConfigError
 from vision.data.configs import DataConfig, LookConfig, PrepareConfig
 from vision.evaluation.configs import EvalConfig
@@ -36,21 +38,39 @@ class Command:
     """Given the config and the choices made in each group; returns the exit code."""
     sweep: Callable[[Sequence["Point"], Composed, Launcher | None], int] | None = None
     """With --multirun: given the jobs, the settings that have one value, and where jobs go."""
+    implied: Callable[[Sequence[str]], list[str]] = lambda words: []
+    """Choices that follow from others, unless they are made."""
     paths: str | None = None
     """The setting, a list, that words without a name belong to."""
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without garbage collection: a short command spends a fifth of its time on looking for garbage
+    among the modules that it loads, where there is none.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 class InfoConfig(Config):
-    """What `vision info` is asked about."""
+    """Settings of `vision info`."""
 
     model: ModelChoice
     data: DataConfig
     init: str | None
-    """Weights of any kind: says what they are, and of which model, instead."""
+    """Weights of any kind: says what they are, and of which model, instead; what they do not show
+    is given as model.heads=… and so on."""
+    rename: Renaming
+    """Rules "pattern -> replacement" for the names of the tensors of init."""
     format: Literal["table", "json"]
     """A table for people, or JSON for programs."""
 
 
+@_uncollected()
 def _info(config: InfoConfig, chosen: Choices) -> int:
     from vision.data.build import describe
     from vision.models.cost import as_dict, cost, table
@@ -58,28 +78,34 @@ def _info(config: InfoConfig, chosen: Choices) -> int:
     if config.init is not None:
         return _info_of_weights(config.init, config)
     if isinstance(config.model, AutoModelConfig):
-        raise ConfigError("model=auto: the model is told by weights; give init=…, or name a model.")
+        raise ConfigError(
+            "model=auto takes the model from weights: give init=PATH, init=timm:NAME or "
+            "init=hf:OWNER/NAME, or name a model (`vision list models`)."
+        )
     spec = describe(config.data)
     result = cost(config.model, spec.image_size, spec.channels, spec.number_of_classes)
     _print(as_dict(result) if config.format == "json" else table(result))
     return 0
 
 
-def _info_of_weights(source: str, config: InfoConfig) -> int:
+def _model_of_weights(words: Sequence[str]) -> list[str]:
+    """Weights decide which model is described, unless one is named."""
+    keys = {word.partition("=")[0] for word in words}
+    return ["model=auto"] if "init" in keys and "model" not in keys else []
+
+
+def _info_of_weights(place: str, config: InfoConfig) -> int:
     from rich.console import Console
 
-    from vision.checkpoints.infer import infer_model
-    from vision.checkpoints.source import open_source
+    from vision.checkpoints.open import open_model
     from vision.models.cost import as_dict, cost, table
 
-    chosen = config.model.given() if isinstance(config.model, AutoModelConfig) else {}
-    opened = open_source(source)
-    inferred = infer_model(opened, **chosen)
-    result = cost(inferred.config, inferred.image_size, inferred.channels, inferred.classes)
+    opened = open_model(place, model=config.model, rename=config.rename, setting="init")
+    result = cost(opened.config, opened.image_size, opened.channels, opened.classes)
     if config.format == "json":
-        _print({"source": opened.name, **inferred.as_dict(), "cost": as_dict(result)})
+        _print({"source": str(opened.path), **opened.as_dict(), "cost": as_dict(result)})
         return 0
-    Console().print(inferred.table(opened.name))
+    Console().print(opened.table())
     print_wide(table(result))
     return 0
 
@@ -185,7 +211,7 @@ def _compare(config: CompareConfig, chosen: Choices) -> int:
     comparison = compare(runs, config.metric, config.split, config.select)
     match config.format:
         case "table":
-            text = table_text(comparison, plain=config.output is not None)
+            text = table_text(comparison, to_file=config.output is not None)
         case "csv":
             text = csv_text(comparison)
         case "latex":
@@ -223,57 +249,52 @@ def _convert(config: ConvertConfig, chosen: Choices) -> int:
         config.source,
         config.format,
         config.output,
+        model=config.model,
         weights=config.weights,
-        trained_size=config.trained_size,
-        **config.untold,
+        rename=config.rename,
     )
-    for note in result.notes:
-        print(f"note: {note}", file=sys.stderr)
+    from vision.checkpoints.open import print_notes
+
+    print_notes(result.notes)
     names = ", ".join(str(file) for file in result.files)
     print(f"{result.tensors} tensors, {result.layout} → {result.format}: {names}")
     return 0
 
 
-def _predict(config: PredictConfig, chosen: Choices) -> int:
+def _load(place: str, config: SizedConfig, device: Literal["auto", "cpu", "cuda", "mps"]) -> Any:
+    """The model of a checkpoint, after what its user must know has been said."""
+    from vision.checkpoints.open import print_notes
     from vision.inference.load import load
-    from vision.inference.predict import run
-    from vision.training.distributed import pick_device
+    from vision.models.build import pick_device
 
     loaded = load(
-        config.checkpoint,
+        place,
+        model=config.model,
         weights=config.weights,
+        rename=config.rename,
         image_size=config.image_size,
-        device=pick_device(config.device),
-        **config.untold,
+        device=pick_device(device),
     )
-    return run(loaded, config)
+    print_notes(loaded.opened.notes())
+    return loaded
+
+
+def _predict(config: PredictConfig, chosen: Choices) -> int:
+    from vision.inference.predict import run
+
+    return run(_load(config.checkpoint, config, config.device), config)
 
 
 def _visualize(config: VisualizeConfig, chosen: Choices) -> int:
-    from vision.inference.load import load
     from vision.inference.visualize import run
-    from vision.training.distributed import pick_device
 
-    device = pick_device(config.device)
-    size = config.image_size
-    loaded = [
-        load(place, weights=config.weights, image_size=size, device=device, **config.untold)
-        for place in config.checkpoint
-    ]
-    return run(loaded, config)
+    return run([_load(place, config, config.device) for place in config.checkpoint], config)
 
 
 def _export(config: ExportConfig, chosen: Choices) -> int:
     from vision.inference.export import export
-    from vision.inference.load import load
 
-    loaded = load(
-        config.checkpoint,
-        weights=config.weights,
-        image_size=config.image_size,
-        **config.untold,
-    )
-    result = export(loaded, config)
+    result = export(_load(config.checkpoint, config, "cpu"), config)
     print(f"{result.file}: run and compared with the model,", end=" ")
     print(f"largest difference of a probability {result.difference:.1e}.")
     return 0
@@ -289,7 +310,10 @@ def _print(result: Any) -> None:
 
 COMMANDS = {
     "info": Command(
-        "layers, parameters, MACs, memory and attention matrices of a model", InfoConfig, _info
+        "layers, parameters, MACs, memory and attention matrices of a model",
+        InfoConfig,
+        _info,
+        implied=_model_of_weights,
     ),
     "data": Command(
         "a sheet of training pictures as the model gets them, or a check of all", LookConfig, _data

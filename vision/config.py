@@ -26,6 +26,18 @@ Size = PositiveInt | tuple[PositiveInt, PositiveInt]
 """One number for a square, or [height, width]."""
 
 
+_DESCRIBED = 50
+"""Number of mistakes that an error describes: a file of another program may have any number."""
+
+
+def several(value: Any) -> Any:
+    """One string as a tuple of one, for settings that take one or several."""
+    # What a validator before the type returns is not JSON any more, where a list is a tuple.
+    return (
+        (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+    )
+
+
 class Config(BaseModel):
     """Base of all configs: frozen after parsing; unknown keys and loosely matching types are
     errors.
@@ -48,7 +60,7 @@ C = TypeVar("C")
 
 
 def parse(kind: type[C], values: Mapping[str, Any]) -> C:
-    """`values` as a `kind` (a Config class or a union of them), or a ConfigError listing all
+    """`values` as a `kind` (a Config class or a union of them), or a ConfigError that lists the
     mistakes.
 
     The values pass through JSON on their way: what a YAML file can say is exactly what a config
@@ -99,16 +111,18 @@ def config_classes(annotation: Any) -> list[type[Config]]:
 def _messages(kind: Any, values: Mapping[str, Any], details: list[ErrorDetails]) -> list[str]:
     """One line per mistake. What the members of a union say of the same value makes one line."""
     lines: dict[str, list[str]] = {}
-    for error in details:
+    for error in details[:_DESCRIBED]:
         steps, owner = _locate(kind, values, error["loc"])
         where = ".".join(steps) or "the config"
         line = _describe(kind, owner, steps, error)
         if line not in lines.setdefault(where, []):
             lines[where].append(line)
     inner = {w for w in lines if any(other.startswith(f"{w}.") for other in lines)}
-    return [
+    described = [
         f"{where}: {' Or: '.join(found)}" for where, found in lines.items() if where not in inner
     ]
+    more = len(details) - _DESCRIBED
+    return [*described, f"And {more} more mistakes."] if more > 0 else described
 
 
 def _describe(kind: Any, owner: type[Config] | None, steps: list[str], error: ErrorDetails) -> str:

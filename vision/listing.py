@@ -6,7 +6,8 @@ from pathlib import Path
 from vision.config import ConfigError, suggest
 
 PACKAGE = Path(__file__).parent
-CONFIGS = next(p for p in (PACKAGE / "_configs", PACKAGE.parent / "configs") if p.is_dir())
+_IN_WHEEL = PACKAGE / "_configs"
+CONFIGS = _IN_WHEEL if _IN_WHEEL.is_dir() else PACKAGE.parent / "configs"
 """A wheel carries the YAML beside the code; a checkout has it at the root."""
 
 LISTINGS = {
@@ -15,9 +16,19 @@ LISTINGS = {
     "augmentations": "augment",
     "recipes": "recipe",
     "experiments": "experiment",
-    "weights": "model",
 }
-"""What `vision list` can list, and the folder of YAML files that it is."""
+"""What `vision list` lists, and the group of YAML files that each is."""
+
+USAGE = f"""\
+usage: vision list {"|".join(LISTINGS)}
+       vision list pretrained [PATTERN]"""
+
+HELP = f"""{USAGE}
+
+The first form prints one line on each choice of a group of settings.
+The second lists published weights that init= takes, by family, with image size and licence. A
+PATTERN such as '*dino*' (in quotes, or the shell may replace it) selects names from all models of
+timm; for few of them parameters are counted. Nothing is downloaded."""
 
 
 def choices(folders: Sequence[Path] = ()) -> dict[str, dict[str, str]]:
@@ -42,31 +53,51 @@ def unknown_choice(file: str, folders: Sequence[Path]) -> str:
 
 
 def listing(words: Sequence[str]) -> str:
-    """What `vision list <words>` prints."""
-    what = words[0] if words else ""
-    if what not in LISTINGS or len(words) > 1:
-        usage = f"usage: vision list {'|'.join(LISTINGS)}"
-        raise ConfigError(f"{suggest(what, LISTINGS)} {usage}".strip())
-    found = _weights() if what == "weights" else choices().get(LISTINGS[what], {})
+    """The text that `vision list <words>` prints."""
+    if {"-h", "--help"} & set(words):
+        return HELP
+    what, *rest = words or [""]
+    if what == "pretrained" and len(rest) <= 1:
+        from vision.checkpoints.pretrained import pretrained_table
+
+        return pretrained_table(rest[0] if rest else None, _pretrained())
+    if what not in LISTINGS or rest:
+        raise ConfigError(f"{_mistake(what, rest)}\n{USAGE}".strip())
+    found = choices().get(LISTINGS[what], {})
     if not found:
         return f"There are no {what} yet."
     width = max(map(len, found))
     return "\n".join(f"{name:{width}}  {line}" for name, line in sorted(found.items()))
 
 
-def _weights() -> dict[str, str]:
-    """The published weights that `init=pretrained` takes, by model."""
+def _mistake(what: str, rest: Sequence[str]) -> str:
+    """What is wrong with the words, and what was probably meant."""
+    known = [*LISTINGS, "pretrained"]
+    if what not in known:
+        # The old name of this listing, however it is spelt.
+        meant = "pretrained" if suggest(what, ["weights"]).startswith("Did") else what
+        return f"there is no list '{what}'. {suggest(meant, known)}" if what else ""
+    expected = "one PATTERN, in quotes" if what == "pretrained" else "nothing more"
+    return f"'{what}' takes {expected}; found {' '.join(rest)}."
+
+
+def _pretrained() -> dict[str, str]:
+    """Names of the weights that `init=pretrained` takes, with the models that they are for."""
     found = {}
     for file in sorted(CONFIGS.glob("model/*.yaml")):
-        names = (line.removeprefix("pretrained: ") for line in file.read_text().splitlines())
-        named = [name for name in names if name.startswith(("timm:", "hf:")) and "$" not in name]
-        found.update(dict.fromkeys([file.stem] if named else [], *named))
+        for line in file.read_text(encoding="utf-8").splitlines():
+            key, _, source = line.partition(": ")
+            if key == "pretrained" and source.startswith("timm:") and "$" not in source:
+                found[source.removeprefix("timm:")] = file.stem
     return found
 
 
 def overview(summaries: Mapping[str, str]) -> str:
     """What `vision --help` prints, given a line on each command."""
-    rows = {**summaries, "list": f"one line on each choice: vision list {'|'.join(LISTINGS)}"}
+    rows = {
+        **summaries,
+        "list": "choices of every group, and published weights: vision list --help",
+    }
     width = max(map(len, rows))
     lines = [f"  {name:{width}}  {summary}" for name, summary in sorted(rows.items())]
     return "\n".join(

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from vision.models.build import build_model
 from vision.models.cost import cost
-from vision.models.swin import static_bias
+from vision.models.layers import static_bias
 
 ROWS, COLUMNS = 6, 10
 MATRIX = 4 * ROWS * COLUMNS

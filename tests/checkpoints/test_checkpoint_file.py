@@ -17,9 +17,9 @@ from torch import Tensor, distributed, nn
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 from vision import __version__
-from vision.checkpoints import record as record_module
 from vision.checkpoints.errors import CheckpointError, NewerFormatError
-from vision.checkpoints.native import (
+from vision.checkpoints.native import record as record_module
+from vision.checkpoints.native.checkpoint import (
     DTYPE_NAMES,
     read_checkpoint,
     read_record,
@@ -248,8 +248,9 @@ def test_record_is_read_without_torch(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     write_checkpoint(path, {"a": torch.ones(1)}, {"step": 12})
     program = (
-        "import sys; from pathlib import Path; from vision.checkpoints.header import read_record; "
-        "import vision.checkpoints.folder; "
+        "import sys; from pathlib import Path; "
+        "from vision.checkpoints.native.header import read_record; "
+        "import vision.checkpoints.native.folder; "
         f"print(read_record(Path({str(path)!r}))['step'], 'torch' in sys.modules)"
     )
     done = subprocess.run(
@@ -292,6 +293,23 @@ def test_vit_of_the_first_format_is_still_a_model(
         earlier.setattr(record_module, "FORMAT", 1)
         write_checkpoint(path, {}, {"config": {"model": older, "seed": 3}})
     assert read_record(path)["config"] == {"model": today, "seed": 3}
+
+
+@pytest.mark.parametrize("name", ["swin_tiny", "swinv2_tiny"])
+def test_swin_of_the_second_format_masks_padding(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    today = compose("info", [f"model={name}"])[0]["model"]
+    assert today["padding"] == "mask"
+    older = {k: v for k, v in today.items() if k != "padding"}
+    path = tmp_path / "a.safetensors"
+    auto = {"kind": "auto", "heads": None}
+    with monkeypatch.context() as earlier:
+        earlier.setattr(record_module, "FORMAT", 2)
+        write_checkpoint(path, {}, {"config": {"model": auto, "seed": 3}, "model": older})
+    found = read_record(path)
+    # The model that ran is stored beside what was asked for.
+    assert (found["config"], found["model"]) == ({"model": auto, "seed": 3}, today)
 
 
 def test_format_of_the_future_names_the_version_that_is_needed(

@@ -8,10 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from vision.checkpoints import record as record_module
 from vision.checkpoints.errors import CheckpointError, NewerFormatError
-from vision.checkpoints.folder import latest, mark_best, prune, step_path
-from vision.checkpoints.native import open_latest, read_checkpoint, read_record, write_checkpoint
+from vision.checkpoints.native import record as record_module
+from vision.checkpoints.native.checkpoint import (
+    open_latest,
+    read_checkpoint,
+    read_record,
+    write_checkpoint,
+)
+from vision.checkpoints.native.folder import latest, mark_best, prune, step_path
 
 
 def store(folder: Path, *steps: int) -> list[Path]:

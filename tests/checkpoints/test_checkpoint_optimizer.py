@@ -13,8 +13,12 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import Optimizer
 
-from vision.checkpoints.native import read_checkpoint, write_checkpoint
-from vision.checkpoints.optimizer import flatten_optimizer, parameter_names, unflatten_optimizer
+from vision.checkpoints.native.checkpoint import read_checkpoint, write_checkpoint
+from vision.checkpoints.native.optimizer import (
+    flatten_optimizer,
+    parameter_names,
+    unflatten_optimizer,
+)
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {},

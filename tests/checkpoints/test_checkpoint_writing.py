@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from vision.checkpoints import atomic, native
-from vision.checkpoints.atomic import remove_leftovers, replacing, write_all
+from vision import files as atomic
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.folder import mark_best
-from vision.checkpoints.native import read_checkpoint, write_checkpoint
+from vision.checkpoints.native import checkpoint as native
+from vision.checkpoints.native.checkpoint import read_checkpoint, write_checkpoint
+from vision.checkpoints.native.folder import mark_best
+from vision.files import remove_leftovers, replacing, write_all
 
 FORK = multiprocessing.get_context("fork")  # a new interpreter would take seconds to load torch
 

@@ -14,9 +14,9 @@ from torchvision.models import swin_transformer as torchvision_swin
 from torchvision.models import vision_transformer as torchvision_vit
 
 from vision.checkpoints.convert import convert
-from vision.checkpoints.load import open_model
-from vision.checkpoints.native import read_record, write_checkpoint
-from vision.checkpoints.reading import read_raw
+from vision.checkpoints.files.reading import read_raw
+from vision.checkpoints.native.checkpoint import read_record, write_checkpoint
+from vision.checkpoints.open import open_model
 from vision.config import ConfigError
 
 SIZE = (32, 32)
@@ -24,27 +24,37 @@ ODD = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "interpolation": "biline
 NAMES = ["ant", "bee", "cat", "dog", "elk", "fox", "gnu"]
 
 
-def own_run(path: Path, name: str, **changes: Any) -> Any:
+def own_run(path: Path, name: str, size: tuple[int, int] = SIZE, **changes: Any) -> Any:
     """A model of this project, stored as a run stores it."""
-    model = small_model(name, SIZE, **changes).eval()
+    model = small_model(name, size, **changes).eval()
     record = {
         "step": 3,
         "config": {"model": model.config.model_dump(mode="json")},
         "classes": NAMES,
         "channels": 3,
-        "preprocess": {"image_size": list(SIZE), "crop_ratio": 0.8, **ODD},
+        "preprocess": {"image_size": list(size), "crop_ratio": 0.8, **ODD},
     }
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     write_checkpoint(path, tensors, record)
     return model
 
 
-def logits(model: Any) -> Tensor:
+def logits(model: Any, size: tuple[int, int] = SIZE) -> Tensor:
     with torch.no_grad():
-        found = model.eval()(pictures(2, 3, *SIZE))
+        found = model.eval()(pictures(2, 3, *size))
     return getattr(found, "logits", found)
 
 
+GATED: dict[str, Any] = {"mlp": "gated", "activation": "silu", "mlp_ratio": 2.5}
+DINOV3: dict[str, Any] = {
+    "positions": "rotary",
+    "rotary": "dinov3",
+    "registers": 3,
+    "layer_scale": 0.1,
+    "qkv_bias": "qv",
+    "norm_eps": 1e-5,
+}
+CLIP: dict[str, Any] = {"stem": "patch_no_bias", "embedding_norm": True, "norm_eps": 1e-5}
 TIMM: dict[str, tuple[str, dict[str, Any]]] = {
     "ViT": ("vit_base", {}),
     "mean": ("vit_base", {"pool": "mean", "pool_norm": "after", "class_token": False}),
@@ -55,13 +65,69 @@ TIMM: dict[str, tuple[str, dict[str, Any]]] = {
         {"registers": 3, "class_token_position": False, "qk_norm": True},
     ),
     "distilled": ("vit_base", {"distillation_token": True}),
-    "gated": ("vit_base", {"mlp": "swiglu", "mlp_ratio": 2.5, "layer_scale": 0.1}),
+    "gated": (
+        "vit_base",
+        {"mlp": "gated", "activation": "silu", "mlp_ratio": 2.5, "layer_scale": 0.1},
+    ),
     "sines": ("vit_base", {"positions": "sincos2d", "pool": "mean", "class_token": False}),
     "waves": ("vit_base", {"positions": "fourier"}),
     "no positions": ("vit_base", {"positions": "none"}),
+    "gated without layer scale": ("vit_base", GATED | {"mlp_norm": True}),
+    "rotary": ("vit_base", {"positions": "rotary", "layer_scale": 0.1}),
+    "mixed rotary and a table": ("vit_base", {"positions": "learned_rotary", "rotary": "mixed"}),
+    "EVA-02": (
+        "vit_base",
+        GATED
+        | {
+            "positions": "learned_rotary",
+            "rotary": "eva",
+            "rotary_grid": 6,
+            "qkv_bias": "qv",
+            "mlp_norm": True,
+            "attention_norm": True,
+            "pool": "mean",
+            "pool_norm": "after",
+        },
+    ),
+    "EVA-02-CLIP-E": ("vit_base", {"block_norm": "after", "qkv_bias": "qv"}),
+    "DINOv3": ("vit_base", DINOV3),
+    "DINOv3, gated and no biases": ("vit_base", DINOV3 | GATED | {"qkv_bias": "none"}),
+    "Perception Encoder": (
+        "vit_base",
+        CLIP
+        | {
+            "positions": "learned_rotary",
+            "rotary": "pe",
+            "rotary_grid": 4,
+            "pool": "attention",
+            "pool_heads": 2,
+            "pool_mlp_ratio": 3.0,
+        },
+    ),
+    "no norm at the end": ("vit_base", {"pool": "mean", "pool_norm": "none"}),
+    "CLIP": ("vit_base", CLIP | {"activation": "quick_gelu"}),
+    "SigLIP": (
+        "vit_base",
+        {"pool": "attention", "class_token": False, "activation": "gelu_tanh"},
+    ),
+    "BEiT": (
+        "vit_base",
+        {
+            "positions": "none",
+            "relative_bias": "block",
+            "qkv_bias": "qv",
+            "layer_scale": 0.1,
+            "pool": "mean",
+            "pool_norm": "after",
+        },
+    ),
+    "BEiT, shared bias": ("vit_base", {"relative_bias": "shared", "qkv_bias": "qv"}),
     "Swin": ("swin_tiny", {}),
+    "Swin, windows of each stage": ("swin_tiny", {"window": [[4, 4], [8, 8], [2, 2]]}),
+    "Swin, clipped windows listed": ("swin_tiny", {"window": [[8, 8], [8, 8], [4, 4]]}),
     "Swin V2": ("swinv2_tiny", {}),
     "Swin V2, pretrained windows": ("swinv2_tiny", {"pretrained_window": [3, 3, 2]}),
+    "Swin V2, clipped windows listed": ("swinv2_tiny", {"window": [[8, 8], [8, 8], [4, 4]]}),
 }
 
 
@@ -102,7 +168,8 @@ HUGGING_FACE: dict[str, tuple[str, dict[str, Any], Any]] = {
             "layer_scale": 0.1,
             "pool": "class_token_and_mean",
             "registers": 2,
-            "mlp": "swiglu",
+            "mlp": "gated",
+            "activation": "silu",
             "mlp_ratio": 128 / 48,
         },
         transformers.Dinov2WithRegistersForImageClassification,
@@ -154,6 +221,45 @@ def test_converted_to_torchvision_is_loaded_strictly_with_the_same_logits(
     torch.testing.assert_close(logits(peer), logits(model), atol=2e-5, rtol=2e-5)
 
 
+PADDED = (40, 40)
+"""Windows of 4 on grids of 20, 10 and 5."""
+
+
+@pytest.mark.parametrize("padding", ["mask", "attend"])
+@pytest.mark.parametrize("name", ["swin_tiny", "swinv2_tiny"])
+@pytest.mark.parametrize("there", ["torchvision", "huggingface"])
+def test_padding_that_a_library_does_otherwise_is_noted(
+    name: str, padding: str, there: Any, tmp_path: Path
+) -> None:
+    model = own_run(tmp_path / "own.safetensors", name, PADDED, padding=padding)
+    done = convert(tmp_path / "own.safetensors", there, tmp_path / "out")
+    peer: Any
+    if there == "torchvision":
+        peer = torchvision_peer(name)
+        peer.load_state_dict(torch.load(tmp_path / "out", weights_only=True), strict=True)
+    else:
+        peer = HUGGING_FACE["Swin" if name == "swin_tiny" else "Swin V2"][2]
+        peer = peer.from_pretrained(tmp_path / "out")
+    same = torch.allclose(logits(peer, PADDED), logits(model, PADDED), atol=2e-5, rtol=2e-5)
+    noted = any("40 × 40" in note and "padding=attend" in note for note in done.notes)
+    assert (same, noted) == ((True, False) if padding == "attend" else (False, True))
+
+
+def test_padding_that_timm_does_otherwise_is_noted(tmp_path: Path) -> None:
+    own_run(tmp_path / "own.safetensors", "swin_tiny", PADDED, padding="attend")
+    done = convert(tmp_path / "own.safetensors", "timm", tmp_path / "out")
+    assert any("40 × 40" in note and "timm" in note for note in done.notes)
+
+
+@pytest.mark.parametrize(("name", "there"), [("swinv2_tiny", "timm"), ("swin_tiny", "official")])
+def test_image_size_at_which_a_library_cannot_run_is_refused(
+    name: str, there: Any, tmp_path: Path
+) -> None:
+    own_run(tmp_path / "own.safetensors", name, PADDED)
+    with pytest.raises(ConfigError, match="40 × 40"):
+        convert(tmp_path / "own.safetensors", there, tmp_path / "out")
+
+
 @pytest.mark.parametrize("name", ["swin_tiny", "swinv2_tiny"])
 def test_converted_to_the_official_layout_has_its_merging_at_the_end_and_its_buffers(
     name: str, tmp_path: Path
@@ -174,6 +280,7 @@ def test_converted_to_the_official_layout_has_its_merging_at_the_end_and_its_buf
     assert stored["layers.0.blocks.0.attn.relative_position_index"].shape == (16, 16)
 
 
+EACH = [[4, 4], [8, 8], [2, 2]]
 ROUNDS = [
     ("vit_base", "timm"),
     ("vit_base", "torchvision"),
@@ -208,23 +315,31 @@ def test_round_trip_through_another_layout_keeps_every_bit(
     for key, tensor in before.items():
         assert tensor.dtype == after[key].dtype == dtype
         assert torch.equal(tensor, after[key]), key
-    again, _, _ = open_model(tmp_path / "back.safetensors")
+    again = open_model(tmp_path / "back.safetensors").model
     assert type(again.config) is type(model.config)
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "there", "reason"),
     [
-        ("vit_base", {"positions": "rotary"}, "timm", "positions=rotary"),
+        ("vit_base", {"stem": "patch_no_bias"}, "timm", "stem=patch instead of patch_no_bias"),
+        ("vit_base", {"representation": 8}, "timm", "representation"),
+        ("vit_base", {"head_width": 8}, "timm", "head_width"),
         ("vit_base", {"pool": "class_token_and_mean"}, "timm", "mean of the patches at once"),
         ("vit_base", {"pool": "mean"}, "torchvision", "class token"),
         ("vit_base", {"registers": 2}, "torchvision", "registers"),
-        ("vit_base", {"qk_norm": True}, "huggingface", "norms of queries"),
+        ("vit_base", {"qk_norm": True}, "huggingface", "qk_norm=True"),
         ("vit_base", {"pool": "mean"}, "huggingface", "pool=class_token"),
         ("vit_base", {}, "official", "Swin code"),
         ("swin_tiny", {"positions": "absolute"}, "timm", "positions=absolute"),
         ("swin_tiny", {"shift": False}, "official", "shift=false"),
         ("swin_tiny", {"window": 8}, "torchvision", "keep their size"),
+        ("swin_tiny", {"window": 8}, "huggingface", "shrink with the grid"),
+        ("swin_tiny", {"window": EACH}, "huggingface", "windows of their own"),
+        ("swin_tiny", {"window": EACH}, "official", "windows of their own"),
+        ("swin_tiny", {"window": [4, 8]}, "official", "square"),
+        ("swinv2_tiny", {"window": EACH}, "timm", "windows of their own"),
+        ("swin_tiny", {"window": [[4, 4], [4, 4], [6, 6]]}, "timm", "windows of their own"),
         ("swinv2_tiny", {"pretrained_window": [3, 3, 2]}, "torchvision", "pretrained"),
     ],
 )

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,11 +23,12 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from fuzzed_records import open_own, own_file, runs
 
-from vision.checkpoints.containers import unwrap
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.native import write_checkpoint
-from vision.checkpoints.reading import nonfinite, read_raw
+from vision.checkpoints.files.containers import unwrap
+from vision.checkpoints.files.reading import nonfinite, read_raw
+from vision.checkpoints.native.checkpoint import write_checkpoint
 
 EXTRA_MEMORY = 768 * 2**20
 """Bytes that the process may take beyond what it has after the imports."""
@@ -39,6 +41,9 @@ GADGETS = [
     *("pathlib\nPosixPath", "torch._utils\n_rebuild_tensor_v2", "numpy\nload", "shutil\nrmtree"),
     *("numpy.core.multiarray\n_reconstruct", "collections\nOrderedDict", "torch\nFloatStorage"),
 ]
+
+
+Opener = Callable[[Path], None]
 
 
 class Attack:
@@ -136,11 +141,48 @@ def random_pickle(source: random.Random, marker: Path) -> bytes:
     return b"\x80\x02}" + b"".join(chosen) + b"."
 
 
-def worker(folder: Path, first: int, count: int) -> None:
-    """Open `count` files and print what came of them; whatever else happens is a failure."""
-    files = originals(folder)
+def open_any(path: Path) -> None:
+    raw = read_raw(path)
+    unwrap(raw)
+    nonfinite(raw.tensors)  # looks at every byte
+
+
+def cases(kind: str, folder: Path) -> Callable[[random.Random, int], tuple[bytes, Opener]]:
+    """A function that makes a file of a kind from a seed, with the function that opens it."""
+    files, own, marker = originals(folder), runs(), folder / "marker"
     names = sorted(files)
-    marker = folder / "marker"
+
+    def damaged(source: random.Random, seed: int) -> tuple[bytes, Opener]:
+        if seed % 8 == 0:
+            mark = b"".join(pickle.dumps(v, 2) for v in (0x1950A86A20F9469CFC6C, 1001, {}))
+            return mark + random_pickle(source, marker) + pickle.dumps([], 2), open_any
+        return mutated(files[names[seed % len(names)]], source, marker), open_any
+
+    def with_record(source: random.Random, seed: int) -> tuple[bytes, Opener]:
+        return own_file(own[seed % len(own)], source), open_own
+
+    def flipped(source: random.Random, seed: int) -> tuple[bytes, Opener]:
+        content = files[("zip 2", "zip 4", "npz", "npz compressed")[seed % 4]]
+        (folder / "original").write_bytes(content)
+        expected = read_raw(folder / "original").tensors
+        data = bytearray(content)
+        data[source.randrange(len(data))] ^= 1 << source.randrange(8)
+
+        def open_equal(path: Path) -> None:
+            found = read_raw(path).tensors
+            assert found.keys() == expected.keys()
+            for name, tensor in expected.items():
+                assert found[name].dtype == tensor.dtype and found[name].equal(tensor), name
+
+        return bytes(data), open_equal
+
+    return {"damaged": damaged, "records": with_record, "flips": flipped}[kind]
+
+
+def worker(folder: Path, kind: str, first: int, count: int) -> None:
+    """Open `count` files and print what came of them; whatever else happens is a failure."""
+    make = cases(kind, folder)
+    path, marker = folder / "case", folder / "marker"
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + EXTRA_MEMORY,) * 2)
 
@@ -150,18 +192,11 @@ def worker(folder: Path, first: int, count: int) -> None:
     signal.signal(signal.SIGALRM, too_long)
     outcomes = {"read": 0, "refused": 0}
     for seed in range(first, first + count):
-        source = random.Random(seed)
-        path = folder / "case"
-        if seed % 8 == 0:
-            mark = b"".join(pickle.dumps(v, 2) for v in (0x1950A86A20F9469CFC6C, 1001, {}))
-            path.write_bytes(mark + random_pickle(source, marker) + pickle.dumps([], 2))
-        else:
-            path.write_bytes(mutated(files[names[seed % len(names)]], source, marker))
+        content, open_file = make(random.Random(seed), seed)
+        path.write_bytes(content)
         signal.alarm(SECONDS)
         try:
-            raw = read_raw(path)
-            unwrap(raw)
-            nonfinite(raw.tensors)  # looks at every byte
+            open_file(path)
             outcomes["read"] += 1
         except CheckpointError as error:
             if str(path) not in str(error) or len(str(error)) > 2000:
@@ -169,7 +204,7 @@ def worker(folder: Path, first: int, count: int) -> None:
                 sys.exit(1)
             outcomes["refused"] += 1
         except BaseException:
-            print(f"seed {seed}, {names[seed % len(names)]}")
+            print(f"seed {seed}")
             traceback.print_exc(file=sys.stdout)
             sys.exit(1)
         signal.alarm(0)
@@ -179,9 +214,10 @@ def worker(folder: Path, first: int, count: int) -> None:
     print(outcomes["read"], outcomes["refused"])
 
 
-def fuzz(folder: Path, first: int, count: int) -> tuple[int, int]:
-    command = [sys.executable, __file__, str(folder), str(first), str(count)]
-    run = subprocess.run(command, capture_output=True, text=True)
+def fuzz(folder: Path, kind: str, first: int, count: int) -> tuple[int, int]:
+    command = [sys.executable, __file__, str(folder), kind, str(first), str(count)]
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run(command, capture_output=True, text=True, env=os.environ | path)
     assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-5000:]
     read, refused = run.stdout.split()
     return int(read), int(refused)
@@ -198,17 +234,19 @@ def test_originals_are_read_and_hostile_ones_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "marker").exists()
 
 
-def test_some_hundred_damaged_files_are_read_or_refused(tmp_path: Path) -> None:
-    read, refused = fuzz(tmp_path, 0, 500)
-    assert read + refused == 500 and refused > 250
+@pytest.mark.parametrize("kind", ["damaged", "records", "flips"])
+def test_some_hundred_files_are_read_or_refused(tmp_path: Path, kind: str) -> None:
+    read, refused = fuzz(tmp_path, kind, 0, 400)
+    assert read + refused == 400 and refused > 150
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(1000, 13_000, 3000))
-def test_thousands_of_damaged_files_are_read_or_refused(tmp_path: Path, first: int) -> None:
-    read, refused = fuzz(tmp_path, first, 3000)
-    assert read + refused == 3000 and refused > 1500
+@pytest.mark.parametrize("kind", ["damaged", "records", "flips"])
+def test_thousands_of_files_are_read_or_refused(tmp_path: Path, kind: str, first: int) -> None:
+    read, refused = fuzz(tmp_path, kind, first, 3000)
+    assert read + refused == 3000 and refused > 1000
 
 
 if __name__ == "__main__":
-    worker(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    worker(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

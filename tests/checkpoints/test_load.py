@@ -10,7 +10,8 @@ from timm.models.swin_transformer import SwinTransformer, checkpoint_filter_fn
 from timm.models.vision_transformer import VisionTransformer
 
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.load import load_weights, open_model
+from vision.checkpoints.open import load_weights, open_model
+from vision.config import ConfigError
 
 SMALL: dict[str, Any] = {"embed_dim": 48, "depth": 3, "num_heads": 3, "num_classes": 7}
 
@@ -57,11 +58,11 @@ def test_model_with_a_class_position_takes_weights_without_one(tmp_path: Path) -
 
 def test_rectangular_table_is_read_once_its_size_is_given(tmp_path: Path) -> None:
     peer = timm_vit(tmp_path / "weights.pth", img_size=(16, 48))
-    with pytest.raises(CheckpointError, match="trained_size"):
+    with pytest.raises(ConfigError, match="trained_size"):
         open_model(tmp_path / "weights.pth", heads=3)
-    model, inferred, _ = open_model(tmp_path / "weights.pth", heads=3, trained_size=(16, 48))
-    assert inferred.image_size == (16, 48)
-    assert_same(model, peer, (16, 48))
+    opened = open_model(tmp_path / "weights.pth", heads=3, trained_size=(16, 48))
+    assert opened.image_size == (16, 48)
+    assert_same(opened.model, peer, (16, 48))
     same = small_model("vit_base", (16, 48))
     load_weights(same, tmp_path / "weights.pth")  # the model's own grid fits exactly
     assert_same(same, peer, (16, 48))
@@ -75,7 +76,7 @@ def test_other_classes_get_the_models_own_new_head(tmp_path: Path) -> None:
     assert torch.equal(model.head.weight, before)
     assert set(report.new) == {"head.weight", "head.bias"}
     assert "7 × 48, not 5 × 48" in report.new["head.weight"]
-    with pytest.raises(CheckpointError, match="new_head=never"):
+    with pytest.raises(CheckpointError, match="7 × 48, not 5 × 48"):
         load_weights(model, tmp_path / "weights.pth", new_head="never")
     model = small_model("vit_base", (32, 32))
     before = model.head.weight.clone()
@@ -111,14 +112,14 @@ def test_swin_with_another_window_equals_timm(tmp_path: Path) -> None:
     assert "geometric" in report.resized["layers.0.blocks.0.attn.relative_position_bias_table"]
 
 
-def test_swin_v2_on_smaller_pictures_measures_offsets_as_it_was_trained(tmp_path: Path) -> None:
+def test_swin_v2_on_smaller_images_keeps_the_windows_of_its_training(tmp_path: Path) -> None:
     model = small_model("swinv2_tiny", (32, 32), window=8)
     torch.save(model.state_dict(), tmp_path / "weights.pth")
-    smaller, inferred, _ = open_model(
-        tmp_path / "weights.pth", window=8, image_size=16, trained_size=32
-    )
-    assert inferred.config.pretrained_window == (8, 8, 4)  # type: ignore[union-attr]
-    assert smaller.windows == [(8, 8), (4, 4), (2, 2)]
+    smaller = open_model(tmp_path / "weights.pth", window=8, image_size=16, trained_size=32)
+    assert smaller.model.windows == model.windows  # type: ignore[union-attr]
+    images = pictures(2, 3, 16, 16)
+    with torch.no_grad():
+        assert torch.equal(smaller.model(images), model.eval()(images))
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
@@ -185,7 +186,7 @@ def test_tensors_in_memory_are_copied() -> None:
 def test_half_precision_weights_become_the_models_type(tmp_path: Path) -> None:
     peer = timm_vit(tmp_path / "weights.pth").half()
     torch.save(peer.state_dict(), tmp_path / "weights.pth")
-    model, _, _ = open_model(tmp_path / "weights.pth", heads=3)
+    model = open_model(tmp_path / "weights.pth", heads=3).model
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert torch.equal(model.norm.weight, peer.norm.weight.float())
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.native import write_checkpoint
-from vision.checkpoints.reading import nonfinite, read_raw
+from vision.checkpoints.files.reading import nonfinite, read_raw
+from vision.checkpoints.native.checkpoint import write_checkpoint
 
 FORMATS = pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
 

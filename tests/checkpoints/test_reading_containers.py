@@ -9,13 +9,13 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from vision.checkpoints.containers import Weights, unwrap
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.native import write_checkpoint
-from vision.checkpoints.reading import read_raw
+from vision.checkpoints.files.containers import Weights, unwrap
+from vision.checkpoints.files.reading import read_raw
+from vision.checkpoints.native.checkpoint import write_checkpoint
 
-NAMES = ["cls_token", "patch_embed.proj.weight", "blocks.0.norm1.weight", "blocks.1.norm1.weight"]
-NAMES += ["norm.weight", "head.weight"]
+NAMES = ["cls_token", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight"]
+NAMES += ["blocks.1.norm1.weight", "norm.weight", "head.weight"]
 
 
 def weights(value: float, prefix: str = "", names: list[str] = NAMES) -> dict[str, Tensor]:
@@ -124,18 +124,52 @@ def test_dinov2_in_chunks_gives_blocks_by_their_number(tmp_path: Path) -> None:
     content = {
         "teacher": {
             "backbone.cls_token": torch.zeros(1),
-            "backbone.blocks.0.0.norm1.weight": torch.tensor([0.0]),
-            "backbone.blocks.0.1.norm1.weight": torch.tensor([1.0]),
-            "backbone.blocks.1.2.norm1.weight": torch.tensor([2.0]),
+            "backbone.blocks.0.0.attn.qkv.weight": torch.tensor([0.0]),
+            "backbone.blocks.0.1.attn.qkv.weight": torch.tensor([1.0]),
+            "backbone.blocks.1.2.attn.qkv.weight": torch.tensor([2.0]),
             "dino_head.mlp.0.weight": torch.zeros(1),
             "ibot_head.mlp.0.weight": torch.zeros(1),
         }
     }
     found = unwrapped(tmp_path, content)
-    expected = ["cls_token", *(f"blocks.{i}.norm1.weight" for i in range(3))]
+    expected = ["cls_token", *(f"blocks.{i}.attn.qkv.weight" for i in range(3))]
     assert list(found.tensors) == expected
-    assert [found.tensors[f"blocks.{i}.norm1.weight"].item() for i in range(3)] == [0, 1, 2]
+    assert [found.tensors[f"blocks.{i}.attn.qkv.weight"].item() for i in range(3)] == [0, 1, 2]
     assert found.left == {"dino_head": 1, "ibot_head": 1}
+
+
+@pytest.mark.parametrize("path", ["encoder.", "timm_model.", "student.net.vit.", "my_model.enc1."])
+def test_words_in_front_of_a_known_layout_are_taken_off(tmp_path: Path, path: str) -> None:
+    loss = {"criterion.weight": torch.zeros(3), "scale": torch.zeros(1)}
+    found = unwrapped(tmp_path, weights(2, path) | loss)
+    assert list(found.tensors) == NAMES and found.path_taken[-1] == path
+    assert found.left == {"criterion": 1, "scale": 1}
+
+
+def test_classifier_beside_its_network_belongs_to_it(tmp_path: Path) -> None:
+    names = NAMES[:-1]
+    content = weights(2, "encoder.", names) | {"classifier.weight": torch.full((2,), 2.0)}
+    found = unwrapped(tmp_path, content)
+    assert list(found.tensors) == NAMES and not found.left
+    assert found.path_taken == ("encoder.", "classifier.weight → head.weight")
+    with pytest.raises(CheckpointError, match=r"'encoder\.head\.weight' and 'fc\.weight'"):
+        unwrapped(tmp_path, weights(2, "encoder.") | {"fc.weight": torch.zeros(2)})
+
+
+def test_two_networks_in_one_file_are_refused_until_one_is_left_out(tmp_path: Path) -> None:
+    content = weights(1, "encoder_q.") | weights(2, "encoder_k.")
+    torch.save(content, tmp_path / "a.pth")
+    raw = read_raw(tmp_path / "a.pth")
+    with pytest.raises(CheckpointError, match=r"encoder_k\., encoder_q\.") as error:
+        unwrap(raw)
+    assert "rename" in str(error.value)
+    found = unwrap(raw, rules=[(r"encoder_k\..*", "")])
+    assert list(found.tensors) == NAMES and value_of(found) == 1
+
+
+def test_stages_are_not_taken_for_words_in_front_of_a_vit(tmp_path: Path) -> None:
+    names = [f"stages.{s}.blocks.0.attn.qkv.weight" for s in range(2)]
+    assert list(unwrapped(tmp_path, weights(2, "", names)).tensors) == names
 
 
 def test_mmpretrain_keeps_its_own_names(tmp_path: Path) -> None:
@@ -180,7 +214,7 @@ def test_own_checkpoint_gives_the_average_with_the_buffers_of_the_model(tmp_path
     raw = read_raw(tmp_path / "a.safetensors")
     found = unwrap(raw)
     assert found.tensors["weight"].item() == 1 and found.tensors["count"].item() == 5
-    assert found.left["optimizer"] == 1
+    assert found.left == {"model": 2}  # the state of the optimiser is not even read
     assert unwrap(raw, "raw").tensors["weight"].item() == 0
 
 

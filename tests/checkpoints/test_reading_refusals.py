@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.reading import read_raw
+from vision.checkpoints.files.reading import read_raw
 
 
 def refused(path: Path, message: str) -> None:

@@ -9,8 +9,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from vision.checkpoints.reading import read_raw
-from vision.checkpoints.remote import pretrained_config, resolve
+from vision.checkpoints.files.reading import read_raw
+from vision.checkpoints.files.remote import pretrained_config, resolve
 from vision.config import ConfigError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -152,7 +152,7 @@ def test_misspelt_path_names_the_file_beside_it(tmp_path: Path) -> None:
 
 def test_path_is_resolved_without_the_libraries(tmp_path: Path) -> None:
     code = (
-        "import sys; from vision.checkpoints.remote import resolve; "
+        "import sys; from vision.checkpoints.files.remote import resolve; "
         f"resolve({str(tmp_path)!r}); "
         "print({'timm', 'torch', 'huggingface_hub'} & set(sys.modules))"
     )

@@ -11,6 +11,7 @@ REPORT = LoadReport(
     source="weights.pth",
     layout="timm ViT",
     path_taken=("state_dict_ema", "module."),
+    integrity="no checksums in this format",
     loaded=("norm.weight", "norm.bias"),
     resized={"positions.table": "14 × 14 → 24 × 24 cells, bicubic_antialias"},
     new={"head.weight": "the classes differ", "head.bias": "the classes differ"},
@@ -27,6 +28,7 @@ def test_report_as_text_says_everything_once_per_reason() -> None:
     for part in (
         "weights.pth",
         "timm ViT, inside state_dict_ema → module.",
+        "integrity no checksums in this format",
         "2 tensors as they are",
         "positions.table: 14 × 14 → 24 × 24",
         "head.weight, head.bias: the classes differ",

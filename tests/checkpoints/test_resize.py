@@ -15,12 +15,12 @@ from timm.layers import (
 )
 from timm.models._manipulate import adapt_input_conv
 
-from vision.checkpoints.resize import (
+from vision.checkpoints.fit.resize import (
     change_channels,
     resize_patches,
     resize_positions,
-    resize_relative,
 )
+from vision.models.relative import resize_relative
 
 GRIDS = [((14, 14), (24, 24)), ((14, 14), (7, 7)), ((6, 9), (12, 4)), ((4, 4), (4, 7))]
 

@@ -9,7 +9,9 @@ from torchvision.transforms import v2
 from vision.composition import compose
 from vision.config import ConfigError, parse
 from vision.data.configs import AugmentConfig, DataConfig, LoaderConfig, PreprocessConfig
+from vision.data.decode import open_picture
 from vision.data.preprocess import normalizer, resolve_preprocess, usual_values
+from vision.data.transforms import evaluation_pixels
 
 AUTO = {"mean": "auto", "std": "auto", "interpolation": "auto", "crop_ratio": "auto"}
 
@@ -97,3 +99,16 @@ def test_small_pictures_are_evaluated_whole_unless_weights_or_the_config_say_oth
 def test_large_pictures_are_evaluated_as_on_imagenet() -> None:
     data = parse(DataConfig, compose("data", ["data=imagenet"])[0]["data"])  # type: ignore[arg-type]
     assert usual_values(data) == []
+
+
+def test_images_no_larger_than_the_model_are_used_whole_where_nobody_sets_a_crop() -> None:
+    auto = parse(PreprocessConfig, AUTO)
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    larger = np.random.default_rng(0).integers(0, 256, (40, 48, 3), dtype=np.uint8)
+    plain = resolve_preprocess(auto, 32, 3)
+    stated = resolve_preprocess(auto, 32, 3, [("the weights", {"crop_ratio": 0.875})])
+    small, large = (open_picture(array, 3, "") for array in (pixels, larger))
+    assert np.array_equal(evaluation_pixels(small, plain), pixels)
+    assert not np.array_equal(evaluation_pixels(small, stated), pixels)
+    found, expected = (evaluation_pixels(large, settings) for settings in (plain, stated))
+    assert np.array_equal(found, expected)

@@ -23,6 +23,7 @@ def refused(capsys: Capture, *given: str, code: int = 2) -> str:
     """What is said of an evaluation that is expected to be refused."""
     capsys.readouterr()
     assert main(["eval", *SMALL, *given]) == code
-    text = capsys.readouterr().err
+    said = capsys.readouterr().err
+    text = "".join(line for line in said.splitlines(True) if not line.startswith("note: "))
     assert text.startswith("error: ") and "Traceback" not in text
     return text

@@ -15,7 +15,7 @@ from PIL import Image
 from sklearn import metrics as sklearn_metrics
 from small_runs import small_config, words
 
-from vision.checkpoints.native import read_checkpoint, write_checkpoint
+from vision.checkpoints.native.checkpoint import read_checkpoint, write_checkpoint
 from vision.cli import main
 from vision.data.build import build_source
 
@@ -197,7 +197,7 @@ def test_checkpoint_of_a_future_version_is_refused(
 ) -> None:
     tensors, record = read_checkpoint(runs / "a" / "checkpoints" / "best.safetensors")
     with monkeypatch.context() as future:
-        future.setattr("vision.checkpoints.record.FORMAT", 99)
+        future.setattr("vision.checkpoints.native.record.FORMAT", 99)
         write_checkpoint(tmp_path / "new.safetensors", tensors, {**record, "format": 99})
     text = refused(capsys, f"checkpoint={tmp_path / 'new.safetensors'}", code=1)
     assert "new.safetensors" in text and "format 99" in text
@@ -244,7 +244,7 @@ def test_raw_and_averaged_weights_give_different_numbers(runs: Path, capsys: Cap
 
 @pytest.mark.parametrize(
     "given",
-    [["image_size=24"], ["image_size=[16,24]"], ["window=2"], ["preprocess.crop_ratio=0.7"]],
+    [["image_size=24"], ["image_size=[16,24]"], ["model.window=2"], ["preprocess.crop_ratio=0.7"]],
     ids=" ".join,
 )
 def test_another_geometry_changes_the_numbers_but_not_the_pictures(
@@ -258,23 +258,26 @@ def test_another_geometry_changes_the_numbers_but_not_the_pictures(
 
 
 def test_window_of_a_model_without_windows_is_refused(runs: Path, capsys: Capture) -> None:
-    assert "only a Swin has windows" in refused(capsys, f"checkpoint={runs / 'a'}", "window=2")
+    assert "only a Swin has windows" in refused(
+        capsys, f"checkpoint={runs / 'a'}", "model.window=2"
+    )
 
 
 def test_neighbours_are_those_that_scikit_learn_finds(runs: Path, capsys: Capture) -> None:
     from sklearn.neighbors import KNeighborsClassifier
 
+    from vision.checkpoints.open import open_model
     from vision.data.decode import open_picture
     from vision.data.preprocess import normalizer
     from vision.data.transforms import evaluation_pixels
-    from vision.evaluation.stored import load_stored
 
     found = evaluate(capsys, f"checkpoint={runs / 'swin'}", "save=false", "neighbours=4")
-    stored = load_stored(runs / "swin", "auto", torch.device("cpu"))
+    stored = open_model(runs / "swin")
     normalize = normalizer(stored.preprocess, torch.device("cpu"))
 
     def features(split: Any) -> tuple[np.ndarray, np.ndarray]:
-        source = build_source(stored.data, split)
+        assert stored.record is not None and stored.record.data is not None
+        source = build_source(stored.record.data, split)
         opened = [open_picture(source.read(i), 3, "") for i in range(len(source))]
         pixels = np.stack([evaluation_pixels(p, stored.preprocess) for p in opened])
         images = normalize(torch.from_numpy(pixels).permute(0, 3, 1, 2))
@@ -287,7 +290,7 @@ def test_neighbours_are_those_that_scikit_learn_finds(runs: Path, capsys: Captur
     expected = peer.score(*features("val"))
     assert found["models"][0]["neighbours"] == {"k": 4, "top1": expected}
     text = refused(capsys, f"checkpoint={runs / 'swin'}", "neighbours=41", "save=false")
-    assert "neighbours = 41, but there are only 40 training pictures" in text
+    assert "neighbours = 41, but there are only 40 training images" in text
 
 
 def test_parquet_has_the_rows_of_the_csv_file(runs: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -1,10 +1,12 @@
 """The report's page: complete in one file, and in a browser what it says it is."""
 
+import io
 import json
 import math
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +14,20 @@ import pytest
 import torch
 from PIL import Image
 
-from vision.evaluation.geometry import Cost
+from vision.evaluation.evaluated import Cost
 from vision.evaluation.measure import compare, confident_mistakes, measure
 from vision.evaluation.page import data_address, page
 from vision.evaluation.predictions import Speed
 from vision.evaluation.report import ModelReport, Report, short_names
+from vision.evaluation.tables import tables
+from vision.terminal import print_wide
 
 HOSTILE = '</script><img src=x onerror="document.title=1">'
 
 
-def made_report(classes: int, models: int = 1) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
+def made_up(
+    classes: int, models: int, hostile: str = HOSTILE
+) -> tuple[Report, list[list[dict[str, Any]]]]:
     """A report on made-up logits, and its galleries; one class has a hostile name."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(4 * classes) % classes
@@ -62,7 +68,7 @@ def made_report(classes: int, models: int = 1) -> tuple[dict[str, Any], list[lis
                 for mistake in confident_mistakes(logits, labels, 24)
             ]
         )
-    names = (HOSTILE, *(f"class {i}" for i in range(1, classes)))
+    names = (hostile, *(f"class {i}" for i in range(1, classes)))
     report = Report(
         split="val",
         data="made up",
@@ -75,7 +81,26 @@ def made_report(classes: int, models: int = 1) -> tuple[dict[str, Any], list[lis
         models=tuple(reports),
         notes=("A note.",),
     )
+    return report, galleries
+
+
+def made_report(classes: int, models: int = 1) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
+    """The same as plain data."""
+    report, galleries = made_up(classes, models)
     return report.as_dict(), galleries
+
+
+@pytest.mark.parametrize("name", ["[/b]", "[red]x[/red]", ":cat:", "[link=x]y[/link]"])
+@pytest.mark.parametrize("models", [1, 2])
+def test_tables_show_names_as_they_are(name: str, models: int) -> None:
+    report, _ = made_up(3, models, hostile=f"class {name}")
+    named = [replace(model, name=f"model {name} {i}") for i, model in enumerate(report.models)]
+    report = replace(report, data=f"data {name}", notes=(f"note {name}",), models=tuple(named))
+    stream = io.StringIO()
+    print_wide(tables(report), stream)
+    text = stream.getvalue()
+    assert all(f"{word} {name}" in text for word in ("class", "data", "note", "model"))
+    assert "[0." in text  # the intervals
 
 
 def test_page_is_one_file_that_asks_for_nothing_else() -> None:
@@ -113,7 +138,7 @@ def test_numbers_that_json_does_not_know_become_null() -> None:
     report, _ = made_report(10)
     assert json.dumps(report, allow_nan=False)
     model = ModelReport("x", Path("x"), 1, "raw", (8, 8), None, 1.0, measured, None,
-                        Cost(1, None), Speed(None, 1.0))  # fmt: skip
+                        Cost(1, 1), Speed(None, 1.0))  # fmt: skip
     values = Report("val", "x", 20, (), ("a", "b", "c"), "none", 0, {}, (model,)).as_dict()
     assert values["models"][0]["metrics"]["loss"] is None
     json.dumps(values, allow_nan=False)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from vision.checkpoints.native import write_checkpoint
+from vision.checkpoints.native.checkpoint import write_checkpoint
 from vision.composition import compose
 from vision.config import parse
 from vision.models.build import build_model

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from PIL import Image
 from torchvision import transforms
 
 import vision
+from vision.checkpoints.native.checkpoint import read_checkpoint, write_checkpoint
 from vision.cli import main
 from vision.config import ConfigError
 from vision.data.decode import UnreadablePictureError
@@ -105,8 +107,8 @@ def test_commands_take_what_a_file_does_not_tell(
         "export": ["format=safetensors"],
     }[command]
     assert main(words) == 2
-    assert "how many heads a ViT of width 48 has. Give it: heads=…" in capsys.readouterr().err
-    assert main([*words, "heads=2"]) == 0
+    assert "model.heads=" in capsys.readouterr().err
+    assert main([*words, "model.heads=2"]) == 0
     if command == "predict":
         picture = vision.load(tmp_path / "vit.pth", heads=2).transform(photo)
         with torch.no_grad():
@@ -160,6 +162,23 @@ def test_predict_command_as_a_table_shows_names_and_bars(
     assert main(["predict", f"checkpoint={run}", f"images={photo}", "format=table"]) == 0
     output = capsys.readouterr().out
     assert "photo.png" in output and "%" in output and "█" in output
+
+
+def test_predict_command_as_a_table_shows_names_that_look_like_markup_as_they_are(
+    tmp_path: Path, photo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["[/b]", "[red]x[/red]", ":cat:", "\x1b[2J"]
+    best = a_run(tmp_path / "run") / "checkpoints" / "best.safetensors"
+    tensors, record = read_checkpoint(best)
+    record = {key: value for key, value in record.items() if key not in ("format", "version")}
+    write_checkpoint(best, tensors, record | {"classes": names})
+    image = tmp_path / "[/i]" / "x.png"
+    image.parent.mkdir(parents=True)
+    shutil.copy(photo, image)
+    words = ["predict", "device=cpu", "format=table", "top=4", f"checkpoint={tmp_path / 'run'}"]
+    assert main([*words, f"images={tmp_path}"]) == 0
+    text = capsys.readouterr().out
+    assert all(f" {name} " in text for name in (*names[:3], r"\x1b[2J")) and str(image) in text
 
 
 def test_predict_command_with_attention_saves_a_picture_beside_each_image(

@@ -9,7 +9,7 @@ import torch
 from made import a_run
 from PIL import Image
 
-from vision.checkpoints.native import read_checkpoint, write_checkpoint
+from vision.checkpoints.native.checkpoint import read_checkpoint, write_checkpoint
 from vision.cli import main
 
 Capture = pytest.CaptureFixture[str]
@@ -60,7 +60,7 @@ def damaged(run: Path, path: Path) -> None:
 def of_the_future(run: Path, path: Path) -> None:
     tensors, record = read_checkpoint(best(run))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vision.checkpoints.record.FORMAT", 99)
+        patch.setattr("vision.checkpoints.native.record.FORMAT", 99)
         write_checkpoint(path, tensors, {**record, "format": 99})
 
 

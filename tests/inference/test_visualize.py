@@ -164,7 +164,8 @@ def test_viewers_of_a_convolutional_network_say_that_it_has_no_attention(
 
     values, _ = compose("visualize", ["checkpoint=net", f"images={photos}"])
     resnet = timm.create_model("resnet18", num_classes=len(CLASSES)).eval()
-    loaded = replace(load(run), model=resnet)  # type: ignore[type-var]
+    found = load(run)
+    loaded = replace(found, opened=replace(found.opened, model=resnet))
     items = items_of_files([photos / "a.png"])
     with pytest.raises(ConfigError, match="checkpoint: net: No attention was found in ResNet"):
         viewers([loaded], parse(VisualizeConfig, values), items[0])

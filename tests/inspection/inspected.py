@@ -82,6 +82,10 @@ OWN: dict[str, tuple[Callable[[], Any], Grid]] = {
     ),
     "own swin": (lambda: own("swin_tiny", (64, 48)), (64, 48)),
     "own swin padded": (lambda: own("swin_tiny", (36, 28)), (36, 28)),
+    "own swin padded, attended": (
+        lambda: own("swin_tiny", (36, 28), padding="attend"),
+        (36, 28),
+    ),
     "own swin v2": (lambda: own("swinv2_tiny", (36, 28)), (36, 28)),
 }
 PEERS: dict[str, tuple[Callable[[], Any], Grid]] = {

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vision.inspection.capture import capture
 from vision.inspection.rollout import rollout, seed_of
-from vision.models.swin import static_bias
+from vision.models.layers import static_bias
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -47,7 +47,15 @@ def test_statistics_of_made_heads_follow_closed_forms() -> None:
     assert found.distance[0, 0].item() == pytest.approx(mean, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["own swin padded", "timm swin padded", "torchvision swin padded"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "own swin padded",
+        "own swin padded, attended",
+        "timm swin padded",
+        "torchvision swin padded",
+    ],
+)
 def test_statistics_of_windows_equal_those_of_whole_matrices(name: str) -> None:
     captured = capture(*built(name))
     for layer, found in zip(captured.layers, head_statistics(captured), strict=True):
@@ -74,8 +82,9 @@ def test_mass_on_padding_and_around_edges_shows_what_each_library_does() -> None
         return padding, max(layer.wrapped_mass.max().item() for layer in found)
 
     assert masses("own swin padded") == (0, 0)
-    padding, wrapped = masses("torchvision swin padded")
-    assert padding > 0.01 and wrapped < 1e-12
+    for name in ("own swin padded, attended", "torchvision swin padded"):
+        padding, wrapped = masses(name)
+        assert padding > 0.01 and wrapped < 1e-12
     padding, wrapped = masses("timm swin padded")  # rolls before it pads
     assert padding > 0.01 and wrapped > 0.01
 

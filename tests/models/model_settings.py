@@ -73,6 +73,8 @@ def shrink(values: dict[str, Any]) -> dict[str, Any]:
         small |= {"width": 16, "depths": [2, 1], "heads": [2, 2]}
         if values.get("pretrained_window") is not None:
             small["pretrained_window"] = values["pretrained_window"][:2]
+        if isinstance(values["window"], list) and isinstance(values["window"][0], list):
+            small["window"] = values["window"][:2]
     elif "depth" in values:
         small |= {"width": 32, "depth": 2, "heads": 2}
     return small

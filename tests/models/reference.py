@@ -39,17 +39,27 @@ def reference_swin(
     if config.positions == "absolute":
         x = x + parameters["absolute_pos_embed"].view(1, rows, columns, -1)
     grid = math.ceil(configured[0] / patch[0]), math.ceil(configured[1] / patch[1])
-    largest = pair(config.window)
     for stage, depth in enumerate(config.depths):
         if stage:
             x = _merged(config, parameters, f"layers.{stage}.downsample", x)
             grid = math.ceil(grid[0] / 2), math.ceil(grid[1] / 2)
-        window = min(largest[0], grid[0]), min(largest[1], grid[1])
+        window = _window(config, stage, grid)
         for block in range(depth):
             name = f"layers.{stage}.blocks.{block}"
             x = _block(config, parameters, name, x, stage, window, block % 2 == 1)
     x = _norm(x, parameters, "norm", config.norm_eps)
     return _linear(x.mean(dim=(1, 2)), parameters, "head")
+
+
+def _window(config: SwinConfig | SwinV2Config, stage: int, grid: Grid) -> Grid:
+    """A stage's own window, or the window of all stages, no larger than the configured grid."""
+    match config.window:
+        case int(side):
+            return min(side, grid[0]), min(side, grid[1])
+        case (int(height), int(width)):
+            return min(height, grid[0]), min(width, grid[1])
+        case windows:
+            return windows[stage]  # type: ignore[return-value]
 
 
 def _patch(images: Tensor, patch: Grid, y: int, x: int, parameters: Parameters) -> Tensor:

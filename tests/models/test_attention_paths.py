@@ -8,7 +8,8 @@ from model_settings import pictures, small_model
 from torch import Tensor, nn
 
 from vision.models.attention import Observer, attention
-from vision.models.swin import SwinBlock, WindowAttention, static_bias
+from vision.models.layers import static_bias
+from vision.models.swin import SwinBlock, WindowAttention
 from vision.models.vit import Attention
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {

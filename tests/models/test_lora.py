@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from vision.config import ConfigError
 from vision.models.build import build_model
+from vision.models.layers import static_bias
 from vision.models.lora import LoraLinear, add_lora, merge_lora, merge_tensors
-from vision.models.swin import static_bias
 
 MODELS = ["vit_base", "swin_tiny", "swinv2_tiny"]
 EVERYWHERE = ("q", "k", "v", "proj", "fc1", "fc2")

@@ -39,7 +39,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "rotary positions of an odd head": (
         "vit_base",
         {"positions": "rotary", "width": 60, "heads": 6},
-        ["positions=rotary", "divisible by 4", "60 / 6 = 10"],
+        ["positions=rotary", "divisible by 4", "10", "heads = 6"],
     ),
     "sincos2d of an odd width": (
         "vit_base",
@@ -56,7 +56,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "number in words": ("vit_base", {"depth": "twelve"}, ["depth", '"twelve"', "integer"]),
     "number as text": ("vit_base", {"depth": "12"}, ["depth", '"12"', "integer"]),
     "negative number": ("vit_base", {"depth": -1}, ["depth", "-1", "greater than or equal to 1"]),
-    "unknown choice": ("vit_base", {"pool": "men"}, ["pool", '"men"', "'class_token', 'mean' or"]),
+    "unknown choice": ("vit_base", {"pool": "men"}, ["pool", '"men"', "'class_token', 'mean'"]),
     "unknown positions": (
         "vit_base",
         {"positions": "relative"},
@@ -65,7 +65,20 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "everything dropped": ("vit_base", {"dropout": 1.0}, ["dropout", "1.0", "less than 1"]),
     "layer scale of zero": ("vit_base", {"layer_scale": 0.0}, ["layer_scale", "greater than 0"]),
     "unknown kind": ("vit_base", {"kind": "vti"}, ["kind", "'vti'", "Did you mean 'vit'?"]),
-    "window of three sides": ("swin_tiny", {"window": [7, 7, 7]}, ["window"]),
+    "window of three sides": ("swin_tiny", {"window": [7, 7, 7]}, ["window", "[height, width]"]),
+    "one side per stage": (
+        "swin_tiny",
+        {"window": [7, 7, 14, 7]},
+        ["window", "[7, 7, 14, 7]", "one [height, width] per stage", "[[7,7],[7,7],[14,14],[7,7]]"],
+    ),
+    "fewer windows than stages": (
+        "swinv2_tiny",
+        {"window": [[8, 8], [4, 4]]},
+        ["window", "one entry per stage", "depths has 4 [2, 2, 6, 2]", "window has 2"],
+    ),
+    "window of no token": ("swin_tiny", {"window": 0}, ["window", "positive", "found 0"]),
+    "no window": ("swin_tiny", {"window": []}, ["window", "found []"]),
+    "unknown padding": ("swin_tiny", {"padding": "zero"}, ["padding", '"zero"', "'attend'"]),
     "empty timm name": ("timm", {"name": ""}, ["name", "at least 1 character"]),
 }
 
@@ -108,6 +121,7 @@ def test_config_once_read_cannot_be_changed() -> None:
         ("vit_base", {"class_token": False, "pool": "mean"}),
         ("vit_base", {"positions": "fourier", "width": 42, "heads": 6}),
         ("swin_tiny", {"window": [7, 9], "patch_size": [2, 4]}),
+        ("swin_tiny", {"window": [[7, 7], [7, 9], [14, 14], [7, 7]]}),
         ("swinv2_tiny", {"pretrained_window": [12, 12, 12, 6]}),
         ("timm", {"drop_path": 0.1}),
     ],

@@ -245,6 +245,12 @@ slow = pytest.mark.slow
         ),
         pytest.param("swin_tiny", {"positions": "absolute"}, id="absolute swin", marks=slow),
         pytest.param("swinv2_tiny", {"positions": "none", "shift": False}, id="bare", marks=slow),
+        pytest.param(
+            "swin_tiny",
+            {"padding": "attend", "window": [[4, 4], [3, 5], [2, 2], [2, 2]]},
+            id="attended swin, windows of each stage",
+        ),
+        pytest.param("swinv2_tiny", {"padding": "attend"}, id="attended swin_v2", marks=slow),
     ],
 )
 def test_model_of_a_choice_without_a_yaml_compiles_and_exports(

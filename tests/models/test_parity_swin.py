@@ -1,5 +1,5 @@
 """Swin and Swin V2 against timm's and torchvision's, with the same weights, on grids that windows
-divide: elsewhere the peers attend to padding (see test_swin_reference.py).
+divide: elsewhere the peers attend to padding (see test_swin_padding.py, test_swin_reference.py).
 """
 
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 import timm
 import torch
 import torchvision
-from model_settings import SMALL_SWIN, pictures
+from model_settings import SMALL_SWIN, pictures, small_model
 from peers import (
     CLASSES,
     assert_different,
@@ -22,10 +22,10 @@ from timm.models.swin_transformer_v2 import SwinTransformerV2
 from torch import Tensor, nn
 from torchvision.models import swin_transformer as torchvision_swin
 
-import vision.models.swin
-from vision.models.layers import Grid
-from vision.models.swin import Swin, SwinBlock, WindowAttention, static_bias
+from vision.models.layers import Grid, static_bias
+from vision.models.swin import Swin, SwinBlock, WindowAttention
 from vision.models.swin_v2 import SwinV2Block, WindowAttentionV2
+from vision.models.windows import BlockWindows, StageIndex
 
 VERSIONS = ["swin_tiny", "swinv2_tiny"]
 PEER_SIZE = {"swin_tiny": 224, "swinv2_tiny": 256}
@@ -94,6 +94,16 @@ CHOICES: dict[str, tuple[Grid, dict[str, Any], dict[str, Any]]] = {
     "odd window": ((24, 48), {"window_size": 3}, {"window": 3}),
     "window of one token": ((16, 16), {"window_size": 1}, {"window": 1}),
     "rectangular window": ((32, 64), {"window_size": (2, 4)}, {"window": [2, 4]}),
+    "window of each stage": (
+        (64, 64),
+        {"window_size": (4, 8, 2)},
+        {"window": [[4, 4], [8, 8], [2, 2]]},
+    ),
+    "rectangular window of each stage": (
+        (32, 64),
+        {"window_size": ((2, 4), (4, 8), (2, 4))},
+        {"window": [[2, 4], [4, 8], [2, 4]]},
+    ),
     "even depths": ((32, 32), {"depths": (2, 2, 4)}, {"depths": [2, 2, 4]}),
     "one stage": (
         (24, 32),
@@ -104,10 +114,9 @@ CHOICES: dict[str, tuple[Grid, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-# timm's Swin V2 gives NaN at windows of one token.
-PAIRS = [
-    (v, c) for c in CHOICES for v in VERSIONS if (v, c) != ("swinv2_tiny", "window of one token")
-]
+# timm's Swin V2 gives NaN at windows of one token, and has one window for all stages.
+NOT_V2 = ("window of one token", "window of each stage", "rectangular window of each stage")
+PAIRS = [(v, c) for c in CHOICES for v in VERSIONS if v == "swin_tiny" or c not in NOT_V2]
 
 
 @pytest.mark.parametrize(("version", "choice"), PAIRS)
@@ -122,6 +131,29 @@ def test_swin_v2_with_a_pretrained_window_equals_timm() -> None:
     peer = timm_swin("swinv2_tiny", (64, 64), pretrained_window_sizes=(6, 6, 3))
     ours = counterpart(peer, (64, 64), "swinv2_tiny", pretrained_window=[6, 6, 3], **SMALL_SWIN)
     assert_equal(ours, peer, from_timm, pictures(2, 3, 64, 64))
+
+
+@pytest.mark.parametrize(("window", "trained"), [(8, None), (7, None), (16, 12), (12, 6), (3, 8)])
+def test_offsets_of_swin_v2_equal_those_of_timm_and_torchvision_to_the_last_bit(
+    window: int, trained: int | None
+) -> None:
+    sizes = [trained] if trained else None
+    changes: dict[str, Any] = {"depths": [1], "heads": [2], "window": window, "patch_size": 2}
+    ours = small_model("swinv2_tiny", (64, 64), pretrained_window=sizes, **changes)
+    _, found = ours.layers[0].blocks[0].attn.relative((window, window))
+    peer = timm_swin(
+        "swinv2_tiny",
+        (64, 64),
+        depths=(1,),
+        num_heads=(2,),
+        window_size=window,
+        pretrained_window_sizes=(trained or 0,),
+    )
+    expected = peer.layers[0].blocks[0].attn.relative_coords_table
+    assert torch.equal(found, expected.flatten(0, 2))
+    if trained is None:
+        peer = torchvision_small("swinv2_tiny", (window, window))
+        assert torch.equal(found, peer.features[1][0].attn.relative_coords_table.flatten(0, 2))
 
 
 def test_swin_v2_with_scales_above_the_clamp_equals_timm() -> None:
@@ -177,15 +209,15 @@ def test_swin_at_another_size_equals_torchvision(version: str, size: Grid) -> No
 # What the comparisons above would see ----------------------------------------------------------
 
 
-def _no_residual(block: SwinBlock, x: Tensor, bias: Tensor | None, mask: Tensor | None) -> Tensor:
-    x = block.attn(block.norm1(x), block.attn.bias(mask))
+def _no_residual(block: SwinBlock, x: Tensor, bias: Tensor | None, windows: BlockWindows) -> Tensor:
+    x = block.attn(block.norm1(x), block.attn.bias(windows.mask))
     return x + block.mlp(block.norm2(x))
 
 
 def _no_residual_v2(
-    block: SwinV2Block, x: Tensor, bias: Tensor | None, mask: Tensor | None
+    block: SwinV2Block, x: Tensor, bias: Tensor | None, windows: BlockWindows
 ) -> Tensor:
-    x = block.norm1(block.attn(x, block.attn.bias(mask)))
+    x = block.norm1(block.attn(x, block.attn.bias(windows.mask)))
     return x + block.norm2(block.mlp(x))
 
 
@@ -199,7 +231,8 @@ def test_swin_parity_with_a_part_taken_out_fails(
     ours = counterpart(peer, (32, 64), version, **(SMALL_SWIN | changes))
     match part:
         case "mask":
-            monkeypatch.setattr(vision.models.swin, "block_mask", lambda index, shifted: None)
+            unmasked = BlockWindows(None, None)
+            monkeypatch.setattr(StageIndex, "windows", lambda index, shifted: unmasked)
         case "bias":
             for family in (WindowAttention, WindowAttentionV2):
                 monkeypatch.setattr(family, "bias", lambda self, mask: mask)

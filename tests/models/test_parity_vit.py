@@ -214,8 +214,8 @@ def test_vit_equals_torchvision(size: int) -> None:
 # What the comparisons above would see ----------------------------------------------------------
 
 
-def _no_residual(block: Block, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
-    x = block.ls1(block.attn(block.norm1(x), rotation))
+def _no_residual(block: Block, x: Tensor, grid: Grid, *places: Any) -> Tensor:
+    x = block.ls1(block.attn(block.norm1(x), *places))
     return x + block.ls2(block.mlp(block.norm2(x)))
 
 

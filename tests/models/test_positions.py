@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 import torch
-from model_settings import pictures, small_model
+from model_settings import model_config, pictures, small_model
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vision.models.configs import ViTConfig
 from vision.models.layers import Grid
 from vision.models.positions import (
     FourierPositions,
     LearnedPositions,
-    RotaryPositions,
     SinCos2d,
-    rotate,
 )
+from vision.models.rotary import Rotation, rotary_positions, rotate
 from vision.models.vit import ViT
 
 GRIDS: list[Grid] = [(14, 14), (5, 9), (24, 3), (1, 1)]
@@ -82,17 +82,23 @@ def test_rotation_at_any_grid_equals_its_definition(grid: Grid, prefix: int) -> 
     pairs = x.double().numpy().reshape(2, 3, tokens, width // 2, 2)
     turned = (pairs[..., 0] + 1j * pairs[..., 1]) * np.exp(1j * angle)
     expected = np.stack([turned.real, turned.imag], axis=-1).reshape(x.shape)
-    rotation = RotaryPositions((7, 7), width, prefix)(grid)
+    rotation = rotation_of((7, 7), width, prefix, grid)
     assert close(rotate(x, rotation), expected, 1e-5)
 
 
 def test_rotation_of_queries_and_keys_leaves_scores_to_relative_positions() -> None:
-    rotation = RotaryPositions((6, 6), 16, 0)((6, 6))
+    rotation = rotation_of((6, 6), 16, 0, (6, 6))
     q, k = pictures(16, seed=1), pictures(16, seed=2)
     turned_q, turned_k = (rotate(v.expand(1, 1, 36, 16), rotation)[0, 0] for v in (q, k))
     scores = (turned_q @ turned_k.T).view(6, 6, 6, 6)
     assert torch.allclose(scores[:5, :4, :5, :4], scores[1:, 2:, 1:, 2:], atol=1e-5)
     assert (scores[0, 0] - scores[0, 0, 0, 0]).abs().max() > 0.1
+
+
+def rotation_of(configured: Grid, width: int, prefix: int, grid: Grid) -> Rotation:
+    config = model_config("vit_base", width=4 * width, heads=4, positions="rotary")
+    assert isinstance(config, ViTConfig)
+    return rotary_positions(config, configured, prefix)(grid)[0]
 
 
 ENCODINGS = ["learned", "sincos2d", "fourier", "rotary", "none"]

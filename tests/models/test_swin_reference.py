@@ -8,8 +8,8 @@ from model_settings import pictures, redraw, small_model
 from reference import reference_swin
 from torch import Tensor
 
-from vision.models.layers import Classifier, Grid
-from vision.models.swin import Swin, static_bias
+from vision.models.layers import Classifier, Grid, static_bias
+from vision.models.swin import Swin
 
 VERSIONS = ["swin_tiny", "swinv2_tiny"]
 
@@ -62,6 +62,11 @@ GEOMETRIES: dict[str, tuple[Grid, dict[str, Any]]] = {
     "window of two": ((14, 22), {"window": 2}),
     "rectangular window": ((26, 34), {"window": [3, 5]}),
     "rectangular window, larger on one axis": ((18, 30), {"window": [12, 4]}),
+    "window of each stage": ((36, 44), {"window": [[4, 4], [3, 5], [2, 2]]}),
+    "window of each stage, larger than its grid": (
+        (18, 14),
+        {"window": [[4, 10], [7, 4], [5, 5]]},
+    ),
     "32 pixels at patch 4 and window 7": ((32, 32), {"patch_size": 4, "window": 7}),
     "rectangular patches": ((30, 35), {"patch_size": [2, 5]}),
     "no shift": ((30, 26), {"shift": False}),

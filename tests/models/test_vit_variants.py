@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+from measuring import counted_macs, kept_bytes
 from model_settings import SMALL_VIT, model_config, pictures, small_model
 from peers import CLASSES, assert_equal, counterpart, from_timm
-from test_cost import counted_macs, kept_bytes
 from timm.layers import SwiGLUPacked
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
@@ -22,8 +22,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "two tokens without positions": {"distillation_token": True, "class_token_position": False},
     "two tokens, norm after": {"distillation_token": True, "pool_norm": "after"},
     "both poolings": {"pool": "class_token_and_mean", "registers": 2},
-    "gated MLP": {"mlp": "swiglu", "mlp_ratio": 2.5},
-    "gated MLP with dropout": {"mlp": "swiglu", "mlp_ratio": 2.5, "dropout": 0.1},
+    "gated MLP": {"mlp": "gated", "activation": "silu", "mlp_ratio": 2.5},
+    "gated MLP with dropout": {
+        "mlp": "gated",
+        "activation": "silu",
+        "mlp_ratio": 2.5,
+        "dropout": 0.1,
+    },
 }
 
 
@@ -37,7 +42,7 @@ def test_vit_with_a_distillation_token_equals_timm() -> None:
 def test_vit_with_a_gated_mlp_equals_timm() -> None:
     gated: dict[str, Any] = {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU, "mlp_ratio": 5.0}
     peer = VisionTransformer(img_size=32, num_classes=CLASSES, **gated, **TIMM)
-    changes: dict[str, Any] = {"mlp": "swiglu", "mlp_ratio": 2.5}
+    changes: dict[str, Any] = {"mlp": "gated", "activation": "silu", "mlp_ratio": 2.5}
     ours = counterpart(peer, (32, 32), "vit_base", **SMALL_VIT, **changes)
     assert_equal(ours, peer, from_timm, pictures(2, 3, 32, 32))
 

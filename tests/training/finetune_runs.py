@@ -8,10 +8,10 @@ import pytest
 from small_runs import SMALL, SMALL_MODELS, SMALL_SHAPES, words
 from torch import Tensor
 
-from vision.checkpoints.native import read_checkpoint
+from vision.checkpoints.files.reading import find_file
+from vision.checkpoints.native.checkpoint import read_checkpoint
 from vision.composition import compose
 from vision.config import parse
-from vision.evaluation.stored import find_checkpoint
 from vision.training import loop
 from vision.training.configs import TrainConfig
 from vision.training.loop import train
@@ -49,7 +49,7 @@ def explicit_model(model: str) -> list[str]:
 
 def weights_of(run: Path) -> dict[str, Tensor]:
     """The weights of a run's best checkpoint, as stored."""
-    return read_checkpoint(find_checkpoint(run), prefix="model.").tensors
+    return read_checkpoint(find_file(run), prefix="model.").tensors
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, steps: Sequence[int]) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from vision.checkpoints.folder import latest
-from vision.checkpoints.native import read_checkpoint
+from vision.checkpoints.native.checkpoint import read_checkpoint
+from vision.checkpoints.native.folder import latest
 from vision.composition import compose
 from vision.config import parse
 from vision.training.configs import TrainConfig

@@ -10,8 +10,8 @@ import torch
 from small_runs import small_config, status, words
 from test_resume import start
 
-from vision.checkpoints.folder import latest
-from vision.checkpoints.native import read_checkpoint
+from vision.checkpoints.native.checkpoint import read_checkpoint
+from vision.checkpoints.native.folder import latest
 from vision.cli import main
 from vision.config import ConfigError
 from vision.training.distributed import World
@@ -63,7 +63,8 @@ def test_checkpoint_damaged_or_of_another_kind_is_refused_by_eval(
     whole = best.read_bytes()
     torch.save({"weight": torch.zeros(2)}, tmp_path / "foreign.pt")
     changed = bytearray(whole)
-    changed[-1000] ^= 1
+    tensor = read_checkpoint(best, prefix="model.").tensors["model.norm.weight"]
+    changed[whole.rindex(tensor.numpy().tobytes())] ^= 1
     for name, content in (("cut", whole[:-10]), ("changed", bytes(changed))):
         (tmp_path / name).write_bytes(content)
     capsys.readouterr()

@@ -134,7 +134,7 @@ def test_unfinished_run_beside_finished_ones_is_named_and_not_counted(tmp_path: 
     assert any(
         "b (preempted, step 10 of 100)" in n and "not counted" in n for n in comparison.notes
     )
-    assert "1 (+1)" in table_text(comparison, plain=True)
+    assert "1 (+1)" in table_text(comparison, to_file=True)
 
 
 def test_group_without_a_finished_run_shows_its_numbers_with_a_mark_below_others(
@@ -144,7 +144,14 @@ def test_group_without_a_finished_run_shows_its_numbers_with_a_mark_below_others
     write_run(tmp_path / "b", "model.width=32", top1=[0.9], status="failed")
     comparison = compared(tmp_path)
     assert [g.mean for g in comparison.groups] == [0.5, 0.9]
-    assert "90.00*" in table_text(comparison, plain=True)
+    assert "90.00*" in table_text(comparison, to_file=True)
+
+
+def test_table_shows_settings_and_folders_as_they_are(tmp_path: Path) -> None:
+    write_run(tmp_path / "[b]a", "init='[/b]'", top1=[0.5])
+    write_run(tmp_path / "b", "init=':cat:'", top1=[0.9], status="failed")
+    text = table_text(compared(tmp_path), to_file=True)
+    assert "[/b]" in text and ":cat:" in text
 
 
 def test_run_without_the_number_is_named(tmp_path: Path) -> None:

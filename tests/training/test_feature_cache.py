@@ -10,10 +10,10 @@ from finetune_runs import base_run, stop_after, tuned_config
 from PIL import Image
 from small_runs import last_tensors, metrics
 
+from vision.checkpoints.open import open_model
 from vision.data.build import build_source
 from vision.data.loader import Loader, Recipe, evaluation_batches
 from vision.data.preprocess import normalizer
-from vision.evaluation.stored import load_stored
 from vision.training import features
 from vision.training.loop import train
 from vision.training.run import PREEMPTED
@@ -52,8 +52,9 @@ def test_cached_probe_has_the_losses_of_a_frozen_model(
 
 
 def test_stored_features_are_what_the_head_of_the_model_is_given(computed: Path) -> None:
-    stored = load_stored(computed / "run", "raw", CPU)
-    source = build_source(stored.data, "train")
+    stored = open_model(computed / "run", weights="raw")
+    assert stored.record is not None and stored.record.data is not None
+    source = build_source(stored.record.data, "train")
     recipe = Recipe(stored.preprocess, None, 0, 10**6, "raise")
     config = tuned_config(computed, "nowhere").loader
     batches = list(evaluation_batches(Loader(source, recipe, config, 0), 7))

@@ -9,9 +9,9 @@ from finetune_runs import TUNED, base_run, explicit_model, stop_after, tuned_con
 from small_runs import RICH, assert_same_bits, last_tensors, metrics, status
 
 import vision
-from vision.checkpoints.folder import latest
-from vision.checkpoints.native import read_checkpoint
-from vision.evaluation.stored import load_stored
+from vision.checkpoints.native.checkpoint import read_checkpoint
+from vision.checkpoints.native.folder import latest
+from vision.checkpoints.open import open_model
 from vision.models.build import build_model
 from vision.models.lora import add_lora
 from vision.training.loop import train
@@ -138,7 +138,7 @@ def test_stored_lora_run_opens_as_a_plain_model_with_the_same_logits(
     assert train(config, "x") == 0
     images = torch.randn(4, 3, 16, 16)
     for weights, prefix in (("raw", "model."), ("ema", "ema.")):
-        stored = load_stored(tmp_path / "run", weights, CPU)  # type: ignore[arg-type]
+        stored = open_model(tmp_path / "run", weights=weights)  # type: ignore[arg-type]
         checkpoint = read_checkpoint(stored.path, prefix=prefix)
         plain = build_model(stored.model.config, (16, 16), classes=8)  # type: ignore[arg-type]
         assert stored.model.state_dict().keys() == plain.state_dict().keys()
@@ -180,7 +180,7 @@ def test_new_classes_get_a_new_head_and_keep_the_rest(tmp_path: Path, pretrained
     assert train(config, "x") == 0
     report = json.loads((tmp_path / "run" / "load_report.json").read_text())
     assert sorted(report["new"]) == ["head.bias", "head.weight"]
-    assert load_stored(tmp_path / "run", "auto", CPU).classes == ("dark", "light", "red")
+    assert open_model(tmp_path / "run").class_names == ("dark", "light", "red")
     assert weights_of(tmp_path / "run")["model.head.weight"].shape == (3, 16)
 
 

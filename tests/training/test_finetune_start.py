@@ -13,11 +13,11 @@ from safetensors.torch import save_file
 from small_runs import folder_of_pictures, last_tensors, metrics, status
 
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.folder import latest
-from vision.checkpoints.native import read_checkpoint, read_record
+from vision.checkpoints.native.checkpoint import read_checkpoint, read_record
+from vision.checkpoints.native.folder import latest
+from vision.checkpoints.open import open_model
 from vision.composition import compose
 from vision.config import ConfigError
-from vision.evaluation.stored import load_stored
 from vision.training.loop import train
 from vision.training.run import PREEMPTED, Run
 from vision.training.tune import counts
@@ -54,7 +54,7 @@ def test_file_of_timm_is_the_start_with_its_model_and_a_new_head(tmp_path: Path)
     report = json.loads((tmp_path / "run" / "load_report.json").read_text())
     assert report["layout"] == "timm ViT"
     assert sorted(report["new"]) == ["head.bias", "head.weight"]
-    stored = load_stored(tmp_path / "run", "raw", CPU)
+    stored = open_model(tmp_path / "run", weights="raw")
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         ours = stored.model.pool(stored.model.forward_features(images))
@@ -164,12 +164,13 @@ def test_baseline_from_a_file_of_timm_gets_a_new_head(tmp_path: Path) -> None:
     config = tuned_config(tmp_path, tmp_path / "model.pth", *more, "duration=2steps")
     assert train(config, "x") == 0
     report = record_of(tmp_path)["load_report"]
-    assert sorted(report["new"]) == ["fc.bias", "fc.weight"]
+    assert sorted(report["new"]) == ["model.fc.bias", "model.fc.weight"]
+    assert report["integrity"] == "checksums match"
     tensors = last_tensors(tmp_path)
     assert tensors["model.model.conv1.0.weight"].equal(theirs.state_dict()["conv1.0.weight"])
     other = ["model=timm", "model.name=resnet18"]
     config = tuned_config(tmp_path / "other", tmp_path / "model.pth", *other)
-    with pytest.raises(ConfigError, match="does not fit the model"):
+    with pytest.raises(ConfigError, match="do not fit the model"):
         train(config, "x")
 
 
@@ -195,7 +196,7 @@ WRONG = {
     "tune=head augment=swin": "use augment=none or tune.cache=false",
     "tune=head recipe=probe_then_finetune augment=none tune=head": "is a probe already",
     "tune=lora model=timm model.name=resnet10t init=null": "tune=lora is for the ViT and Swin",
-    "model.window=7": "window: there is no such setting",
+    "model.window=7": "only a Swin has windows",
 }
 
 
@@ -213,7 +214,7 @@ def test_weights_of_another_model_are_refused_with_the_names(
     tmp_path: Path, pretrained: Path
 ) -> None:
     config = tuned_config(tmp_path, pretrained, *explicit_model("vit_mini"), "model.depth=3")
-    with pytest.raises(CheckpointError, match=r"blocks\.2"):
+    with pytest.raises(ConfigError, match=r"blocks\.2"):
         train(config, "x")
 
 

@@ -19,7 +19,8 @@ from small_runs import (
     words,
 )
 
-from vision.checkpoints.native import read_checkpoint
+from vision.checkpoints.native.checkpoint import read_checkpoint
+from vision.checkpoints.open import open_model
 from vision.cli import main
 from vision.composition import compose
 from vision.config import ConfigError, UserError, parse
@@ -28,7 +29,7 @@ from vision.data.decode import UnreadablePictureError
 from vision.data.loader import Loader, Recipe, training_batches
 from vision.data.preprocess import normalizer, resolve_preprocess, usual_values
 from vision.data.sampling import TrainingPlan
-from vision.evaluation.stored import load_stored
+from vision.evaluation.evaluated import own_data
 from vision.models.build import build_model
 from vision.training import step as training_step
 from vision.training.configs import TrainConfig
@@ -285,9 +286,9 @@ def test_train_on_a_folder_keeps_its_split_when_pictures_are_added(tmp_path: Pat
     before = (tmp_path / "run" / "split.csv").read_text()
     folder_of_pictures(tmp_path / "pictures", 30)
     assert (tmp_path / "run" / "split.csv").read_text() == before
-    stored = load_stored(tmp_path / "run", "auto", torch.device("cpu"))
-    assert stored.classes == ("dark", "light")
-    assert len(build_source(stored.data, "val")) == 6  # not 15
+    stored = open_model(tmp_path / "run")
+    assert stored.class_names == ("dark", "light")
+    assert len(build_source(own_data(stored), "val")) == 6  # not 15
 
 
 def test_train_skipping_unreadable_pictures_lists_them_in_the_run(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from small_runs import assert_same_bits, last_tensors, metrics, status, words
 
-from vision.checkpoints.folder import latest
-from vision.checkpoints.native import read_checkpoint
+from vision.checkpoints.native.checkpoint import read_checkpoint
+from vision.checkpoints.native.folder import latest
 from vision.cli import main
 from vision.training import loop
 from vision.training.log import Log

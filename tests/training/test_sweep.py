@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import assert_same_bits, words
 
-from vision.checkpoints.folder import latest
-from vision.checkpoints.native import read_checkpoint
+from vision.checkpoints.native.checkpoint import read_checkpoint
+from vision.checkpoints.native.folder import latest
 from vision.composition import compose, expand
 from vision.config import ConfigError
 from vision.training.run import PREEMPTED

@@ -1,29 +1,51 @@
-"""What reading and converting weights can be told. Free of torch, so that a typo is answered at
-once.
-"""
+"""Settings of what opens a checkpoint. Free of torch, so that a typo is answered at once."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from vision.config import Config, PositiveInt, Size
+from pydantic import BeforeValidator
 
-
-class UntoldConfig(Config):
-    """What a file of weights may not tell of its model."""
-
-    heads: PositiveInt | tuple[PositiveInt, ...] | None
-    """What the file may not tell of its model; so with window and pretrained_window."""
-    window: Size | None
-    pretrained_window: tuple[PositiveInt, ...] | None
-
-    @property
-    def untold(self) -> dict[str, Any]:
-        """Those of the settings that are given."""
-        values = {name: getattr(self, name) for name in UntoldConfig.model_fields}
-        return {name: value for name, value in values.items() if value is not None}
+from vision.config import Config, Size
+from vision.models.configs import ModelChoice
 
 
-class ConvertConfig(UntoldConfig):
+def _rule(value: Any) -> Any:
+    """A rule in one string, "pattern -> replacement", as the pair that it stands for."""
+    if isinstance(value, str):
+        pattern, arrow, replacement = value.partition("->")
+        if not arrow or not pattern.strip():
+            raise ValueError(f"expected 'pattern -> replacement', found '{value}'.")
+        return pattern.strip(), replacement.strip()
+    return tuple(value) if isinstance(value, list) else value
+
+
+Renaming = tuple[Annotated[tuple[str, str], BeforeValidator(_rule)], ...]
+"""Rules for names of tensors: regular expressions and replacements as in `re.sub`, each a pair or
+"pattern -> replacement".
+"""
+
+
+class OpenConfig(Config):
+    """What every command that opens a checkpoint takes."""
+
+    weights: Literal["auto", "raw", "ema"]
+    """The weights as trained, or their average; auto: the average if there is one."""
+    model: ModelChoice
+    """auto: the model that the weights belong to; what they do not show is given as
+    model.heads=…, model.norm_eps=… and so on; model=timm model.name=… opens weights of timm."""
+    rename: Renaming
+    """Rules "pattern -> replacement" for the names of tensors, applied before the layout is
+    recognised."""
+
+
+class SizedConfig(OpenConfig):
+    """The same, for images of any size."""
+
+    image_size: Size | None
+    """Size of the images that the model sees; null: the one that it was trained with."""
+
+
+class ConvertConfig(OpenConfig):
     """Weights of any known format, written as another library reads them."""
 
     source: str
@@ -31,6 +53,3 @@ class ConvertConfig(UntoldConfig):
     format: Literal["timm", "torchvision", "huggingface", "official", "vision"]
     output: Path
     """A new folder (timm, huggingface) or a new file (the others)."""
-    weights: Literal["auto", "raw", "ema"]
-    trained_size: Size | None
-    """Size of the pictures that the weights were trained on, where their grid was not square."""

@@ -1,7 +1,7 @@
 """The way back: weights of this project, or of any other, in the files that a library reads."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,18 +10,20 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vision.checkpoints.atomic import replacing
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.export_huggingface import huggingface_model, huggingface_preprocessor
-from vision.checkpoints.export_pytorch import official_tensors, torchvision_tensors
-from vision.checkpoints.export_timm import timm_model
-from vision.checkpoints.exporting import Export
-from vision.checkpoints.infer import infer_model
-from vision.checkpoints.load import fit_source
-from vision.checkpoints.native import write_checkpoint
-from vision.checkpoints.source import WhichWeights, open_source
-from vision.config import ConfigError, Size, suggest
-from vision.models.build import build_model
+from vision.checkpoints.layouts.export_pytorch import official_tensors, torchvision_tensors
+from vision.checkpoints.layouts.exporting import Export
+from vision.checkpoints.layouts.huggingface.export_huggingface import (
+    huggingface_model,
+    huggingface_preprocessor,
+)
+from vision.checkpoints.layouts.timm.export_timm import timm_model
+from vision.checkpoints.native.checkpoint import write_checkpoint
+from vision.checkpoints.open import open_model
+from vision.checkpoints.weights import WhichWeights
+from vision.config import ConfigError, suggest
+from vision.files import replacing
+from vision.models.configs import ModelChoice
 
 Format = Literal["timm", "torchvision", "huggingface", "official", "vision"]
 FORMATS = ("timm", "torchvision", "huggingface", "official", "vision")
@@ -34,19 +36,20 @@ class Conversion:
     files: tuple[Path, ...]
     format: Format
     layout: str
-    """Of the source."""
+    """Of the weights."""
     tensors: int
     notes: tuple[str, ...]
-    """What the other library does otherwise, or was not told."""
+    """What the other library does otherwise, and what was assumed of the weights."""
 
 
 def convert(
-    source: str | Path,
+    place: str | Path,
     format: Format,
     output: Path,
     *,
+    model: ModelChoice | None = None,
     weights: WhichWeights = "auto",
-    trained_size: Size | None = None,
+    rename: Sequence[tuple[str, str]] = (),
     **given: Any,
 ) -> Conversion:
     """Write weights as another library stores them; the numbers stay the same, bit by bit.
@@ -57,12 +60,10 @@ def convert(
     if format not in FORMATS:
         raise ConfigError(f"format: '{format}' is unknown. {suggest(str(format), FORMATS)}")
     _check_free(output)
-    opened = open_source(source, weights)
-    inferred = infer_model(opened, trained_size=trained_size, **given)
-    size, channels, classes = inferred.image_size, inferred.channels, inferred.classes
-    model = build_model(inferred.config, size, channels=channels, classes=classes, device="meta")
-    fitting = fit_source(model, opened, new_head="never", trained_size=size)
-    export = Export(model, inferred, fitting.tensors)
+    opened = open_model(
+        place, model=model, weights=weights, rename=rename, setting="source", **given
+    )
+    export = Export(opened, opened.tensors)
     written: list[Path] = []
     try:
         match format:
@@ -80,7 +81,7 @@ def convert(
                 tensors = official_tensors(export)
                 written = _write_file(output, {"model": tensors})
             case "vision":
-                tensors = {f"model.{name}": tensor for name, tensor in fitting.tensors.items()}
+                tensors = {f"model.{name}": tensor for name, tensor in export.tensors.items()}
                 write_checkpoint(output, tensors, _record(export))
                 written = [output]
     except OSError as error:
@@ -89,8 +90,8 @@ def convert(
         raise CheckpointError(
             f"{output} cannot be written: {error.strerror or error}.", error.errno
         ) from error
-    notes = (*export.notes, *inferred.assumed, *fitting.warnings)
-    return Conversion(tuple(written), format, inferred.layout, len(tensors), notes)
+    notes = (*export.notes, *opened.report.assumed, *opened.report.warnings)
+    return Conversion(tuple(written), format, opened.report.layout, len(tensors), notes)
 
 
 def _check_free(output: Path) -> None:
@@ -131,15 +132,15 @@ def _write_file(path: Path, content: Mapping[str, Any]) -> list[Path]:
 
 
 def _record(export: Export) -> dict[str, Any]:
-    """What a run stores beside its weights, as far as a foreign file tells it."""
-    inferred = export.inferred
-    names = inferred.class_names or tuple(str(index) for index in range(inferred.classes))
+    """What a run stores beside its weights, as far as a foreign file says it."""
+    opened = export.opened
+    names = opened.class_names or tuple(str(index) for index in range(opened.classes))
     preprocess = export.preprocess()
     return {
         "step": 0,
-        "config": {"model": inferred.config.model_dump(mode="json")},
+        "config": {"model": opened.config.model_dump(mode="json")},
         "classes": list(names),
-        "channels": inferred.channels,
-        "preprocess": {"image_size": list(inferred.image_size), **preprocess},
-        "origin": {"layout": inferred.layout, "assumed": list(inferred.assumed)},
+        "channels": opened.channels,
+        "preprocess": {"image_size": list(opened.image_size), **preprocess},
+        "origin": {"layout": opened.resized_as, "assumed": list(opened.report.assumed)},
     }

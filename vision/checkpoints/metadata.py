@@ -1,6 +1,4 @@
-"""What travels beside the weights: our own record, config.json of Hugging Face or timm, and the
-preprocessing that the pictures of a layout's models are known to have had.
-"""
+"""What is written beside the weights of other projects: config.json of Hugging Face or timm."""
 
 import re
 from collections.abc import Mapping
@@ -8,11 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.formats.recognise import Layout
 from vision.models.layers import Grid
 
-IMAGENET: dict[str, Any] = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
-MINUS_ONE_TO_ONE: dict[str, Any] = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
 INTERPOLATIONS = ("nearest", "lanczos", "bilinear", "bicubic")
 """In the order of Pillow's numbers, which Hugging Face stores."""
 
@@ -22,6 +17,8 @@ class Metadata:
     """What is written beside the weights about the model and its pictures."""
 
     origin: str
+    architecture: str | None = None
+    """timm's name of the architecture."""
     model: dict[str, Any] = field(default_factory=dict)
     """Settings of a ModelConfig, in its words; for our own runs all of them."""
     image_size: Grid | None = None
@@ -33,87 +30,41 @@ class Metadata:
     """What was written there and is not followed."""
 
 
-def read_metadata(extra: Mapping[str, Any], layout: Layout, ours: bool) -> Metadata:
-    """The first of our record, Hugging Face's config, timm's config and timm's name that is there,
-    with the layout's usual preprocessing where nothing is written about it.
+def read_metadata(extra: Mapping[str, Any], described: bool = True) -> Metadata:
+    """The first of Hugging Face's config, timm's config and timm's name that is there. Without
+    `described` the settings of the model are not asked for: timm itself builds it.
     """
     config = extra.get("config")
     config = config if isinstance(config, Mapping) else {}
-    if ours:
-        return _from_record(extra)
     try:
-        found = _from_config(config, extra)
+        found = _from_config(config, extra, described)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"The config.json beside it cannot be used: {error!r}.") from error
-    usual = usual_preprocess(layout)
-    if not found.preprocess and usual:
-        found.preprocess = usual
-        found.preprocess_origin = f"usual for weights of {layout}"
+    found.architecture = config.get("architecture") or extra.get("arch")
     return found
 
 
-def _from_config(config: Mapping[str, Any], extra: Mapping[str, Any]) -> Metadata:
+def _from_config(config: Mapping[str, Any], extra: Mapping[str, Any], described: bool) -> Metadata:
     if "model_type" in config:
         return _from_hugging_face(config, extra.get("preprocessor"))
     if "architecture" in config:
-        return _from_timm(config)
+        return _from_timm(config, described)
     if isinstance(extra.get("arch"), str):
         return Metadata("the name of the architecture in the file", **_from_name(extra["arch"]))
     return Metadata("")
 
 
-def usual_preprocess(layout: Layout) -> dict[str, Any]:
-    """How the pictures of published models of a layout were prepared.
-
-    timm's and mmpretrain's files hold weights from everywhere: their names alone say nothing.
-    """
-    match layout:
-        case "Google npz":
-            return dict(MINUS_ONE_TO_ONE)
-        case "torchvision ViT":
-            return dict(IMAGENET)
-        case "torchvision Swin" | "DeiT":
-            return IMAGENET | {"interpolation": "bicubic"}
-        case "official Swin" | "DINO" | "MAE":
-            return IMAGENET | {"interpolation": "bicubic", "crop_ratio": 0.875}
-        case _:
-            return {}
-
-
-def _from_record(record: Mapping[str, Any]) -> Metadata:
-    try:
-        values = record["preprocess"]
-        height, width = values["image_size"]
-        names = ("mean", "std", "interpolation", "crop_ratio")
-        return Metadata(
-            origin="the run's record",
-            model=dict(record.get("model", record["config"]["model"]))
-            | {"channels": record["channels"]},
-            image_size=(height, width),
-            class_names=tuple(record["classes"]),
-            preprocess={name: values[name] for name in names},
-            preprocess_origin="the checkpoint",
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"The checkpoint's record is not complete: {error!r}.") from error
-
-
 def _from_hugging_face(config: Mapping[str, Any], preprocessor: Any) -> Metadata:
-    found = Metadata("config.json (Hugging Face)")
-    model = found.model
-    if "num_attention_heads" in config:
-        model["heads"] = config["num_attention_heads"]
-    if "layer_norm_eps" in config:
-        model["norm_eps"] = float(config["layer_norm_eps"])
-    if "window_size" in config:
-        model["window"] = config["window_size"]
-    trained = config.get("pretrained_window_sizes")
-    if trained and any(trained):
-        model["pretrained_window"] = list(trained)
-    found.image_size = _size(config.get("image_size"))
-    activation = config.get("hidden_act", "gelu")
-    if activation != "gelu":
-        found.notes.append(f"config.json asks for hidden_act={activation}; here it is gelu.")
+    from vision.checkpoints.layouts.huggingface.huggingface_config import (
+        model_settings,
+        tower_config,
+    )
+
+    found = Metadata("config.json (Hugging Face)", model=model_settings(config))
+    _, fields = tower_config(config)
+    found.image_size = _size(fields.get("image_size"))
+    if "window_size" not in fields:
+        _whole_patches(found, fields.get("patch_size"), "transformers")
     labels = config.get("id2label")
     if isinstance(labels, Mapping):
         names = [str(labels[key]) for key in sorted(labels, key=int)]
@@ -123,6 +74,22 @@ def _from_hugging_face(config: Mapping[str, Any], preprocessor: Any) -> Metadata
         found.preprocess = _hugging_face_preprocess(preprocessor)
         found.preprocess_origin = "preprocessor_config.json"
     return found
+
+
+def _whole_patches(found: Metadata, patch: Any, project: str) -> None:
+    """Take the size of the images as far as the project cuts them into patches: the rest is left
+    out there, while here it would be filled up.
+    """
+    size, sides = found.image_size, _size(patch)
+    if size is None or sides is None:
+        return
+    whole = size[0] // sides[0] * sides[0], size[1] // sides[1] * sides[1]
+    if whole != size:
+        found.image_size = whole
+        found.notes.append(
+            f"config.json has images of {size[0]} × {size[1]} pixels, of which {project} uses "
+            f"the first {whole[0]} × {whole[1]}, whole patches; here images have this size."
+        )
 
 
 def _hugging_face_preprocess(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,24 +109,19 @@ def _hugging_face_preprocess(values: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _from_timm(config: Mapping[str, Any]) -> Metadata:
-    pictures = config.get("pretrained_cfg")
-    pictures = pictures if isinstance(pictures, Mapping) else config
-    found = Metadata("config.json (timm)", **_from_name(str(config["architecture"])))
-    size = pictures.get("input_size")
+def _from_timm(config: Mapping[str, Any], described: bool) -> Metadata:
+    images = config.get("pretrained_cfg")
+    images = images if isinstance(images, Mapping) else config
+    architecture, arguments = str(config["architecture"]), config.get("model_args")
+    arguments = dict(arguments) if isinstance(arguments, Mapping) else {}
+    found = Metadata("config.json (timm)", **_from_name(architecture))
+    size = images.get("input_size")
     if isinstance(size, list | tuple) and len(size) == 3:
         found.image_size = _size(size[1:])
-    arguments = config.get("model_args")
-    arguments = arguments if isinstance(arguments, Mapping) else {}
-    words = {"num_heads": "heads", "window_size": "window"}
-    found.model |= {ours: arguments[name] for name, ours in words.items() if name in arguments}
-    if any(arguments.get("pretrained_window_sizes") or ()):
-        found.model["pretrained_window"] = list(arguments["pretrained_window_sizes"])
     found.image_size = _size(arguments.get("img_size")) or found.image_size
-    pooling = arguments.get("global_pool", config.get("global_pool"))
-    if pooling in ("avg", "token"):
-        found.model["pool"] = {"avg": "mean", "token": "class_token"}[pooling]
-    names = config.get("label_names", pictures.get("label_names"))
+    if described:
+        _describe_timm(found, config, architecture, arguments, images)
+    names = config.get("label_names", images.get("label_names"))
     if isinstance(names, list | tuple):
         found.class_names = tuple(str(name) for name in names)
     words = {
@@ -168,16 +130,50 @@ def _from_timm(config: Mapping[str, Any]) -> Metadata:
         "interpolation": "interpolation",
         "crop_pct": "crop_ratio",
     }
-    found.preprocess = {ours: pictures[name] for name, ours in words.items() if name in pictures}
+    found.preprocess = {ours: images[name] for name, ours in words.items() if name in images}
     if found.preprocess.get("interpolation") not in INTERPOLATIONS:
         found.preprocess.pop("interpolation", None)
     found.preprocess_origin = "config.json (timm)"
     return found
 
 
+def _describe_timm(
+    found: Metadata,
+    config: Mapping[str, Any],
+    architecture: str,
+    arguments: dict[str, Any],
+    pretrained: Mapping[str, Any],
+) -> None:
+    """Settings as timm's own model has them; of an architecture that timm does not have, what
+    config.json says itself.
+    """
+    from vision.checkpoints.layouts.timm.timm_models import describe
+
+    if isinstance(config.get("global_pool"), str) and config["global_pool"]:
+        arguments.setdefault("global_pool", config["global_pool"])  # as the saved model had it
+    described = describe(architecture, arguments, pretrained) if architecture else None
+    if described is not None:
+        found.model = described.settings
+        found.notes += described.notes
+        if found.model["kind"] == "vit" and not arguments.get("dynamic_img_pad"):
+            _whole_patches(found, found.model["patch_size"], "timm")
+        return
+    words = {"num_heads": "heads", "window_size": "window"}
+    found.model |= {ours: arguments[name] for name, ours in words.items() if name in arguments}
+    if any(arguments.get("pretrained_window_sizes") or ()):
+        found.model["pretrained_window"] = list(arguments["pretrained_window_sizes"])
+    if arguments.get("global_pool") in ("avg", "token"):
+        found.model["pool"] = "mean" if arguments["global_pool"] == "avg" else "class_token"
+    if architecture:
+        found.notes.append(
+            f"this version of timm does not have '{architecture}': settings that tensors do not "
+            f"show are assumed."
+        )
+
+
 def _from_name(architecture: str) -> dict[str, Any]:
-    """What timm's names of Swin V2 tell and its weights do not: swinv2_base_window12to16_192to256
-    has window 16 at 256 pixels and was pretrained with window 12, in the last stage 6.
+    """Settings in timm's names that a Swin V2 does not show: swinv2_base_window12to16_192to256 has
+    window 16 at 256 pixels and was pretrained with window 12, in the last stage 6.
     """
     match = re.match(r"swin(?:v2)?_\w+?_window(?:(\d+)to)?(\d+)_(?:\d+to)?(\d+)", architecture)
     if match is None:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vision.terminal import plain
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -20,6 +22,10 @@ class LoadReport:
     """The project whose names the file has."""
     path_taken: tuple[str, ...] = ()
     """What was unwrapped on the way to the weights, from the outside in."""
+    integrity: str = ""
+    """Whether the file's bytes are known to be those that were written, as `Raw` has it; empty for
+    tensors in memory.
+    """
     loaded: tuple[str, ...] = ()
     """Parameters whose numbers are those of the file."""
     converted: Mapping[str, str] = field(default_factory=dict)
@@ -50,6 +56,7 @@ class LoadReport:
         rows = [
             ("file", self.source),
             ("layout", f"{self.layout}{inside}"),
+            *([("integrity", self.integrity)] if self.integrity else []),
             ("loaded", f"{count} tensor{'' if count == 1 else 's'} as they are"),
         ]
         for word in ("converted", "resized", "new", "ignored"):
@@ -69,7 +76,7 @@ class LoadReport:
         result = Table.grid(padding=(0, 2))
         previous = ""
         for word, sentence in self.rows():
-            result.add_row("" if word == previous else word, sentence)
+            result.add_row("" if word == previous else word, plain(sentence))
             previous = word
         return result
 

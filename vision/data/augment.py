@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from vision.data.configs import AugmentConfig
+from vision.data.configs import AugmentConfig, Interpolation
 from vision.data.decode import Pixels
 from vision.data.policy import RandAugment, parse_policy
-from vision.data.preprocess import Interpolation
 from vision.data.randaugment import big_vision_rand_augment, timm_rand_augment
 from vision.data.randomness import torch_seeded
 

@@ -16,6 +16,7 @@ from vision.data.decode import decode
 from vision.data.pool import ordered_map
 from vision.data.source import Source
 from vision.data.subsets import imbalance
+from vision.terminal import plain
 
 _SHOWN = 20
 """Longer lists are cut where people read them; the JSON has all."""
@@ -72,7 +73,7 @@ class DataCheck:
         for split in self.splits:
             table.add_column(split, justify="right")
         for name in next(iter(self.splits.values())).per_class:
-            table.add_row(name, *(str(s.per_class[name]) for s in self.splits.values()))
+            table.add_row(plain(name), *(str(s.per_class[name]) for s in self.splits.values()))
         table.add_section()
         table.add_row("all", *(str(split.count) for split in self.splits.values()))
         return table

@@ -18,6 +18,8 @@ Text = Annotated[str, Field(min_length=1)]
 
 Auto = Literal["auto"]
 
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+
 
 class _Shared(Config):
     """What every data set has."""
@@ -195,7 +197,7 @@ class PreprocessConfig(Config):
     mean: Auto | tuple[Probability, ...]
     """One number per channel, on a scale where white is 1; so with std."""
     std: Auto | tuple[Positive, ...]
-    interpolation: Auto | Literal["nearest", "bilinear", "bicubic", "lanczos"]
+    interpolation: Auto | Interpolation
     crop_ratio: Auto | Annotated[float, Field(gt=0, le=1)]
     """Evaluation: the shorter side becomes image_size / crop_ratio; the middle of that is cut out.
     """

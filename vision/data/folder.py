@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from vision.config import ConfigError
 from vision.data.packed import PackedStrings
 
-SUFFIXES = frozenset(
-    f".{name}"
-    for name in "jpg jpeg jpe jfif png webp bmp gif tif tiff ppm pgm pbm pnm avif jp2".split()  # noqa: SIM905
-)
+SUFFIXES = {
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif"),
+    *(".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2"),
+}
 """Files with other suffixes are taken for something else; they are counted, not read."""
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from einops import rearrange
@@ -12,12 +12,18 @@ from vision.config import ConfigError, Size, pair
 from vision.data.configs import (
     DataConfig,
     FashionMnistConfig,
+    Interpolation,
     PreprocessConfig,
     ShapesConfig,
     TorchvisionConfig,
 )
 
-Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+Known = Sequence[tuple[str, Mapping[str, Any]]]
+"""Values of a preprocessing with their origins; the first one that has a value decides it."""
+DEFAULT = "default"
+"""Origin of values that neither the config nor weights nor the data set decide."""
+NAMES = ("mean", "std", "interpolation", "crop_ratio")
+"""The values of a preprocessing that weights or data sets decide."""
 
 # Of the training pictures of ImageNet, as nearly every published model has them. For greyscale
 # pictures they are averaged.
@@ -53,12 +59,20 @@ class Preprocess:
     origin: Mapping[str, str]
     """For each of mean, std, interpolation and crop_ratio: who said so."""
 
+    def crop_ratio_for(self, height: int, width: int) -> float:
+        """The crop ratio for an image of this size. Where nobody has set it, images that are no
+        larger than the model's input are used whole: cutting their border off would show a model
+        larger objects than it was trained on.
+        """
+        small = height <= self.image_size[0] and width <= self.image_size[1]
+        return 1.0 if small and self.origin.get("crop_ratio") == DEFAULT else self.crop_ratio
+
 
 def resolve_preprocess(
     config: PreprocessConfig,
     image_size: Size,
     channels: int,
-    known: Sequence[tuple[str, Mapping[str, Any]]] = (),
+    known: Known = (),
 ) -> Preprocess:
     """Fill in what is `auto` from the first of the `known` (origin, values) that has it.
 
@@ -70,7 +84,7 @@ def resolve_preprocess(
     sources = [
         ("the config", {k: v for k, v in config.model_dump().items() if v != "auto"}),
         *known,
-        ("default", _DEFAULTS),
+        (DEFAULT, _DEFAULTS),
     ]
     for name in _DEFAULTS:
         values[name], origin[name] = next((s[name], o) for o, s in sources if name in s)

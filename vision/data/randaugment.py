@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
+from vision.data.configs import Interpolation
 from vision.data.policy import RandAugment
-from vision.data.preprocess import Interpolation
 
 TIMM_OPERATIONS = (
     "auto_contrast",

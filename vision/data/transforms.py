@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from PIL import Image
 
 from vision.data.augment import apply_policy, color_jitter, erase
-from vision.data.configs import AugmentConfig
+from vision.data.configs import AugmentConfig, Interpolation
 from vision.data.decode import OpenPicture, Pixels
-from vision.data.preprocess import Interpolation, Preprocess
+from vision.data.preprocess import Preprocess
 
 Box = tuple[int, int, int, int]
 """top, left, height, width."""
@@ -29,7 +29,8 @@ def evaluation_pixels(picture: OpenPicture, preprocess: Preprocess) -> Pixels:
     The same sizes and offsets as Resize and CenterCrop of torchvision.
     """
     height, width = preprocess.image_size
-    around = tuple(math.floor(side / preprocess.crop_ratio) for side in (height, width))
+    ratio = preprocess.crop_ratio_for(picture.height, picture.width)
+    around = tuple(math.floor(side / ratio) for side in (height, width))
     pixels = _resized_to_cover(picture, (around[0], around[1]), preprocess.interpolation)
     size = pixels.shape
     top, left = round((size[0] - height) / 2), round((size[1] - width) / 2)

@@ -6,24 +6,27 @@ from pathlib import Path
 
 import torch
 
+from vision.checkpoints.errors import CheckpointError
+from vision.checkpoints.files.reading import find_file, is_own, read_raw
+from vision.checkpoints.files.remote import resolve
+from vision.checkpoints.open import print_notes
 from vision.config import ConfigError, pair
 from vision.data.build import build_source
 from vision.data.configs import DataConfig, ShapesConfig, Split
 from vision.data.loader import Batch, Loader, Recipe, evaluation_batches, resolve_workers
 from vision.data.source import Source
 from vision.evaluation.augmentation import loaded_as
-from vision.evaluation.configs import NEEDS_DATA, EvalConfig
+from vision.evaluation.configs import HUBS, EvalConfig
+from vision.evaluation.evaluated import EvaluatedModel, cost_of, open_evaluated
 from vision.evaluation.files import check_parquet
-from vision.evaluation.foreign import is_own, locate, open_stored
-from vision.evaluation.geometry import cost_of, with_geometry
 from vision.evaluation.labels import match_classes
 from vision.evaluation.measure import accuracy, as_labels, compare, measure
-from vision.evaluation.neighbours import nearest_classes
+from vision.evaluation.neighbours import as_logits, nearest_classes
 from vision.evaluation.output import Answers, output_folder, remove_if_empty, save
 from vision.evaluation.predictions import Predictions, Reduce, predict
 from vision.evaluation.report import ModelReport, Report, short_names
-from vision.evaluation.stored import Stored
 from vision.models.swin import Swin
+from vision.terminal import progress_bar
 
 
 @dataclass(frozen=True)
@@ -37,23 +40,19 @@ class Processes:
 
 
 def evaluate_checkpoints(config: EvalConfig, processes: Processes) -> Report | None:
-    """Evaluate what the checkpoints hold; every process takes its share of the pictures.
+    """Evaluate what the checkpoints hold; every process takes its share of the images.
 
     Only the first process gets the report, and writes the files.
     """
     if config.save and config.predictions == "parquet":
         check_parquet()
-    if config.tells_model and config.data is None:
-        raise ConfigError(NEEDS_DATA)
     paths = [locate(place, config.data) for place in config.checkpoints]
-    if config.tells_model and all(is_own(path) for path in paths):
-        raise ConfigError(f"model: {paths[0]} knows its own model; leave model out.")
     folder = output_folder(config, paths) if config.save and processes.rank == 0 else None
     answers: list[Answers] = []
     try:
-        for path in paths:
-            answers.append(_answers(path, config, processes))
-            _check_same_pictures(answers[0], answers[-1])
+        for place in config.checkpoints:
+            answers.append(_answers(place, config, processes))
+            _check_same_images(answers[0], answers[-1])
     except BaseException:
         if folder is not None:
             remove_if_empty(folder)
@@ -66,70 +65,95 @@ def evaluate_checkpoints(config: EvalConfig, processes: Processes) -> Report | N
     return replace(report, files=save(folder, config, report, answers))
 
 
-def _answers(path: Path, config: EvalConfig, processes: Processes) -> Answers:
-    """What one model says of the pictures, and of its neighbours if asked for."""
-    stored, notes = open_stored(path, config, processes.device)
-    stored = with_geometry(stored, config.image_size, config.window, config.preprocess)
-    loaded_as(stored.preprocess, config.augmentation)  # an error before any picture is read
-    data = stored.data if config.data is None else config.data
-    source = build_source(data, config.split)
-    mapping, note = match_classes(stored.classes, source.classes, str(path))
+def locate(place: str, data: DataConfig | None) -> Path:
+    """The file that a place stands for; the name itself for weights on a hub.
+
+    A foreign file does not say which images it is for, so that `data` must do so.
+    """
+    if place.startswith(HUBS):
+        return Path(place)
+    path = resolve(place, "checkpoint")
+    try:
+        path = find_file(path) if path.is_dir() else path
+    except CheckpointError as error:
+        raise ConfigError(f"checkpoint: {error}") from error
+    if data is None and not is_own(path):
+        read_raw(path)  # a file that is not a checkpoint at all is refused as what it is
+        raise ConfigError(
+            f"checkpoint: {path} is not of a run of this project. Weights of other projects do not "
+            "say which images they are for: give data=…"
+        )
+    return path
+
+
+def _answers(place: str, config: EvalConfig, processes: Processes) -> Answers:
+    """What one model says of the images, and of its neighbours if asked for."""
+    subject = open_evaluated(place, config, processes.device)
+    if processes.rank == 0:
+        print_notes(subject.notes)
+    loaded_as(subject.preprocess, config.augmentation)  # an error before any image is read
+    source = build_source(subject.data, config.split)
+    mapping, note = match_classes(subject.classes, source.classes, place)
     memory: tuple[Source, Loader] | None = None
     if config.neighbours:
-        memory = _memory(config, stored, data, processes)
-    loader = _loader(config, stored, data, source, processes)
-    predictions = _predict(config, stored, loader, processes, config.split)
+        memory = _memory(config, subject, processes)
+    loader = _loader(config, subject, source, processes)
+    predictions = _predict(config, subject, loader, processes, config.split)
     labels = as_labels(mapping, source.labels, predictions.ids)
     votes = None
     if memory is not None:
-        # Features of a picture as such, whatever the views that its classes are told from.
+        # Features of an image as such, whatever the views that its classes are predicted from.
         plain = config.model_copy(update={"augmentation": "none"})
-        known = _predict(plain, stored, memory[1], processes, "train")
+        known = _predict(plain, subject, memory[1], processes, "train")
         assert known.features is not None
         assert predictions.features is not None
-        own, _ = match_classes(stored.classes, memory[0].classes, str(path))
-        votes = (known.features, as_labels(own, memory[0].labels, known.ids))
-    notes += (note,) if note else ()
-    return Answers(stored, data, source, predictions, labels, votes, notes)
+        own, _ = match_classes(subject.classes, memory[0].classes, place)
+        labelled = as_labels(own, memory[0].labels, known.ids)
+        number, k = len(subject.classes), config.neighbours
+        votes = nearest_classes(known.features, labelled, predictions.features, number, k)
+        if subject.headless:
+            predictions = replace(predictions, logits=as_logits(votes))
+    notes = tuple(f"{Path(place).name}: {line}" for line in subject.notes)
+    return Answers(subject, source, predictions, labels, votes, (*notes, *([note] if note else [])))
 
 
 def _memory(
-    config: EvalConfig, stored: Stored, data: DataConfig, processes: Processes
+    config: EvalConfig, subject: EvaluatedModel, processes: Processes
 ) -> tuple[Source, Loader]:
-    """The training pictures, for k-NN: checked before the long work starts."""
+    """The training images, for k-NN: checked before the long work starts."""
     plain = config.model_copy(update={"augmentation": "none"})
-    source = build_source(data, "train")
+    source = build_source(subject.data, "train")
     if config.neighbours > len(source):
         raise ConfigError(
-            f"neighbours = {config.neighbours}, but there are only {len(source)} training pictures."
+            f"neighbours = {config.neighbours}, but there are only {len(source)} training images."
         )
-    return source, _loader(plain, stored, data, source, processes)
+    return source, _loader(plain, subject, source, processes)
 
 
 def _loader(
-    config: EvalConfig, stored: Stored, data: DataConfig, source: Source, processes: Processes
+    config: EvalConfig, subject: EvaluatedModel, source: Source, processes: Processes
 ) -> Loader:
     on_cpu = processes.device.type == "cpu"
     workers, _ = resolve_workers(config.loader.workers, processes.ranks, on_cpu=on_cpu)
-    preprocess = loaded_as(stored.preprocess, config.augmentation)
+    preprocess, data = loaded_as(subject.preprocess, config.augmentation), subject.data
     recipe = Recipe(preprocess, None, 0, config.loader.max_pixels, data.on_error)
     return Loader(source, recipe, config.loader, workers, data.max_error_share)
 
 
 def _predict(
-    config: EvalConfig, stored: Stored, loader: Loader, processes: Processes, split: Split
+    config: EvalConfig, subject: EvaluatedModel, loader: Loader, processes: Processes, split: Split
 ) -> Predictions:
     batches = evaluation_batches(loader, config.batch_size, processes.rank, processes.ranks)
     total = -(-len(loader.source) // (processes.ranks * config.batch_size))
     if processes.rank == 0:
-        (name,) = short_names([stored.path], [stored.step])
+        (name,) = short_names([subject.opened.path], [subject.step])
         batches = _shown(batches, total, f"{name}: {split}")
     return predict(
-        stored.model,
+        subject.opened.model,
         batches,
         len(loader.source),
-        stored.preprocess,
-        len(stored.classes),
+        subject.preprocess,
+        subject.opened.classes,
         processes.device,
         config.precision,
         augmentation=config.augmentation,
@@ -140,42 +164,34 @@ def _predict(
 
 def _shown(batches: Iterable[Batch], total: int, title: str) -> Iterator[Batch]:
     """The same batches, with a bar of progress where a person is looking."""
-    from rich.console import Console
-    from rich.progress import track
-
-    console = Console(stderr=True)
-    yield from track(
-        batches, title, total, console=console, transient=True, disable=not console.is_terminal
-    )
+    with progress_bar() as progress:
+        yield from progress.track(batches, total, description=title)
 
 
-def _check_same_pictures(first: Answers, other: Answers) -> None:
-    """Models are compared picture by picture, so they must have seen the same ones."""
+def _check_same_images(first: Answers, other: Answers) -> None:
+    """Models are compared image by image, so they must have seen the same ones."""
     if first is other:
         return
-    names = [[a.stored.classes[i] for i in a.labels.tolist()] for a in (first, other)]
+    names = [[a.subject.classes[i] for i in a.labels.tolist()] for a in (first, other)]
     same = torch.equal(first.predictions.ids, other.predictions.ids) and names[0] == names[1]
-    if same and first.data != other.data:
+    if same and first.subject.data != other.subject.data:
         same = all(
             first.source.name(number) == other.source.name(number)
             for number in first.predictions.ids.tolist()
         )
+    both = f"checkpoint: {first.subject.opened.path} and {other.subject.opened.path}"
     if not same:
         raise ConfigError(
-            f"checkpoint: {first.stored.path} and {other.stored.path} were trained on different "
-            "data, so that their own pictures cannot be compared; choose the pictures for both "
-            "with data=…"
+            f"{both} were trained on different data, so that their own images cannot be compared; "
+            "choose the images for both with data=…"
         )
-    if first.stored.classes != other.stored.classes:
-        raise ConfigError(
-            f"checkpoint: {first.stored.path} and {other.stored.path} have different classes; "
-            "evaluate them one by one."
-        )
+    if first.subject.classes != other.subject.classes:
+        raise ConfigError(f"{both} have different classes; evaluate them one by one.")
 
 
 def _report(config: EvalConfig, answers: list[Answers]) -> Report:
-    steps = [answer.stored.step for answer in answers]
-    names = short_names([answer.stored.path for answer in answers], steps)
+    steps = [answer.subject.step for answer in answers]
+    names = short_names([answer.subject.opened.path for answer in answers], steps)
     models: list[ModelReport] = []
     for name, answer in zip(names, answers, strict=True):
         model = _model_report(config, name, answer)
@@ -188,10 +204,10 @@ def _report(config: EvalConfig, answers: list[Answers]) -> Report:
     skipped = [first.source.name(i) for i in range(len(first.source)) if i not in read]
     return Report(
         split=config.split,
-        data=_data_name(first.data),
+        data=_data_name(first.subject.data),
         pictures=len(first.predictions.ids),
         skipped=tuple(skipped),
-        classes=first.stored.classes,
+        classes=first.subject.classes,
         augmentation=config.augmentation,
         k=config.neighbours,
         settings=config.model_dump(mode="json"),
@@ -201,7 +217,7 @@ def _report(config: EvalConfig, answers: list[Answers]) -> Report:
 
 
 def _model_report(config: EvalConfig, name: str, answer: Answers) -> ModelReport:
-    stored, predictions = answer.stored, answer.predictions
+    subject, predictions = answer.subject, answer.predictions
     measured = measure(
         predictions.logits,
         answer.labels,
@@ -209,24 +225,19 @@ def _model_report(config: EvalConfig, name: str, answer: Answers) -> ModelReport
         resamples=config.resamples,
         seed=config.seed,
     )
-    neighbours = None
-    if answer.memory is not None:
-        assert predictions.features is not None
-        number = len(stored.classes)
-        votes = nearest_classes(*answer.memory, predictions.features, number, config.neighbours)
-        neighbours = accuracy(votes, answer.labels)
-    model = stored.model
+    neighbours = None if answer.votes is None else accuracy(answer.votes, answer.labels)
+    model = subject.opened.model
     return ModelReport(
         name=name,
-        checkpoint=stored.path,
-        step=stored.step,
-        weights=stored.weights,
-        image_size=stored.preprocess.image_size,
+        checkpoint=subject.opened.path,
+        step=subject.step,
+        weights=subject.opened.weights,
+        image_size=subject.preprocess.image_size,
         window=tuple(model.windows) if isinstance(model, Swin) else None,
-        crop_ratio=stored.preprocess.crop_ratio,
+        crop_ratio=subject.preprocess.crop_ratio,
         measured=measured,
         neighbours=neighbours,
-        cost=cost_of(stored),
+        cost=cost_of(subject),
         speed=predictions.speed,
     )
 
@@ -241,7 +252,7 @@ def _notes(config: EvalConfig, answers: list[Answers]) -> Iterator[str]:
     yield from dict.fromkeys(note for answer in answers for note in answer.notes)
     data = config.data
     if data is not None and not isinstance(data, ShapesConfig) and config.image_size is None:
-        size = answers[0].stored.preprocess.image_size
+        size = answers[0].subject.preprocess.image_size
         if data.image_size != "auto" and size != pair(data.image_size):
             yield (
                 f"Pictures are shown at {size[0]} × {size[1]} pixels, as in training, not at "
@@ -250,4 +261,4 @@ def _notes(config: EvalConfig, answers: list[Answers]) -> Iterator[str]:
     for answer in answers:
         bad = int((~answer.predictions.logits.isfinite().all(1)).sum())
         if bad:
-            yield f"{answer.stored.path}: {bad} pictures have logits that are not finite numbers."
+            yield f"{answer.subject.opened.path}: {bad} images have logits that are not finite."

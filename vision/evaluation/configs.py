@@ -5,31 +5,23 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from vision.config import Config, Count, PositiveInt, Size
+from vision.checkpoints.configs import SizedConfig
+from vision.config import Count, PositiveInt
 from vision.data.configs import DataConfig, LoaderConfig, PreprocessConfig, Split, Text
-from vision.models.configs import AutoModelConfig, ModelChoice
 
 Augmentation = Literal["none", "flip", "five_crop", "ten_crop"]
 
 HUBS = ("timm:", "hf:")
 """What the names of weights on a hub begin with."""
 
-NEEDS_DATA = (
-    "model is for weights of other projects, which also need data=…: the pictures to evaluate them "
-    "on. A run of this project knows its own model: leave model out."
-)
 
-
-class EvalConfig(Config):
+class EvalConfig(SizedConfig):
     """The evaluation of checkpoints, which know their model, classes and preprocessing."""
 
     checkpoint: Text | Annotated[tuple[Text, ...], Field(min_length=1)]
     """A run's folder (its best checkpoint is taken), a checkpoint file, or weights of another
     project (a file, a folder, timm:NAME, hf:OWNER/NAME); or several as [a,b]: all are then compared
     with the first."""
-    model: ModelChoice
-    """Of weights of other projects; auto: the model is told by the file, and what it cannot tell is
-    given as model.heads=… A run of this project knows its own."""
     class_names: Path | None
     """A text file with the names of the model's classes, one in a line, in the order of its logits;
     null: as the checkpoint says."""
@@ -37,12 +29,6 @@ class EvalConfig(Config):
     """Other pictures than those of the run: data=folder data.root=…; its classes must be known to
     the model. Pictures are prepared as the checkpoint says, whatever data.image_size is."""
     split: Split
-    weights: Literal["auto", "raw", "ema"]
-    """The weights as trained, or their average; auto: the average if there is one."""
-    image_size: Size | None
-    """Show the model pictures of another size; null: that of its training."""
-    window: Size | None
-    """Give a Swin another window; learned tables of positions are interpolated."""
     preprocess: PreprocessConfig
     """How pixels become numbers; auto: as in the training of the model."""
     augmentation: Augmentation
@@ -80,14 +66,6 @@ class EvalConfig(Config):
         """One or several."""
         return (self.checkpoint,) if isinstance(self.checkpoint, str) else self.checkpoint
 
-    @property
-    def tells_model(self) -> bool:
-        """Whether something is said about the model, which only weights of other projects need."""
-        model = self.model
-        if not isinstance(model, AutoModelConfig):
-            return True
-        return bool(model.given()) or model.trained_size is not None
-
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.data is not None:
@@ -97,6 +75,4 @@ class EvalConfig(Config):
                 raise ValueError(
                     f"checkpoint={place} needs data=…: the pictures to evaluate it on."
                 )
-        if self.tells_model and isinstance(self.model, AutoModelConfig):
-            raise ValueError(NEEDS_DATA)
         return self

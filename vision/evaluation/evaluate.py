@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from vision.data.loader import Batch
 from vision.data.preprocess import Preprocess, normalizer
 from vision.evaluation.metrics import empty_tally, results, update
-from vision.models.swin import static_bias
+from vision.models.layers import static_bias
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -47,6 +47,12 @@ def _head(model: Classifier) -> nn.Module:
     return head
 
 
+def as_logits(votes: Tensor) -> Tensor:
+    """Votes (n, classes) as logits whose softmax are the shares of the votes."""
+    shares = votes / votes.sum(dim=1, keepdim=True)
+    return shares.clamp_min(torch.finfo(shares.dtype).tiny).log()
+
+
 def nearest_classes(
     memory: Tensor, memory_labels: Tensor, features: Tensor, classes: int, k: int
 ) -> Tensor:

@@ -10,29 +10,28 @@ from pathlib import Path
 from torch import Tensor
 
 from vision.config import ConfigError, pair
-from vision.data.configs import DataConfig
 from vision.data.source import Source
 from vision.evaluation.configs import EvalConfig
+from vision.evaluation.evaluated import EvaluatedModel
 from vision.evaluation.files import write_predictions
 from vision.evaluation.measure import confident_mistakes
 from vision.evaluation.page import gallery, page
 from vision.evaluation.predictions import Predictions
 from vision.evaluation.report import Report
-from vision.evaluation.stored import Stored
+from vision.models.configs import AutoModelConfig
 
 
 @dataclass(frozen=True)
 class Answers:
     """What one model says of the pictures."""
 
-    stored: Stored
-    data: DataConfig
+    subject: EvaluatedModel
     source: Source
     predictions: Predictions
     labels: Tensor
     """Of every prediction, as numbers of the model's classes: int64 (n,)."""
-    memory: tuple[Tensor, Tensor] | None
-    """Features and labels of the training pictures, for k-NN."""
+    votes: Tensor | None
+    """Of the nearest training images for each class: (n, classes)."""
     notes: tuple[str, ...]
     """What was assumed of a foreign file; how classes were matched, if they differ."""
 
@@ -76,8 +75,7 @@ def _unusual(config: EvalConfig) -> list[str]:
     if config.image_size is not None:
         height, width = pair(config.image_size)
         parts.append(f"{height}px" if height == width else f"{height}x{width}px")
-    if config.window is not None:
-        parts.append("window" + "x".join(map(str, dict.fromkeys(pair(config.window)))))
+    parts += _given(config)
     given = {n: v for n, v in config.preprocess.model_dump().items() if v != "auto"}
     if (ratio := given.pop("crop_ratio", None)) is not None:
         parts.append(f"crop{ratio:g}")
@@ -85,6 +83,13 @@ def _unusual(config: EvalConfig) -> list[str]:
     if config.augmentation != "none":
         parts.append(config.augmentation)
     return parts
+
+
+def _given(config: EvalConfig) -> list[str]:
+    """Settings of the model that are not as the checkpoint says."""
+    if not isinstance(config.model, AutoModelConfig):
+        return []
+    return [_file_name(f"{name}{value}") for name, value in config.model.given().items()]
 
 
 def save(
@@ -101,7 +106,7 @@ def save(
             confident_mistakes(answer.predictions.logits, answer.labels, config.gallery),
             answer.predictions.ids.tolist(),
             answer.source,
-            answer.stored.preprocess,
+            answer.subject.preprocess,
             config.loader.max_pixels,
         )
         for answer in answers
@@ -117,7 +122,7 @@ def save(
                 answer.predictions.ids,
                 answer.predictions.logits,
                 answer.labels,
-                answer.stored.classes,
+                answer.subject.classes,
                 config.probabilities,
             )
     except OSError as error:

@@ -76,6 +76,8 @@ def predict(
                 answers = [
                     model(view) for view in views(images, preprocess.image_size, augmentation)
                 ]
+            if not classes:  # without a head the answers are features, which are recorded
+                answers = [answer[:, :0] for answer in answers]
             found = average(answers).cpu()
             if found.shape[1] != classes:
                 raise ValueError(

@@ -9,7 +9,7 @@ from typing import Any
 from vision.evaluation.bootstrap import Difference
 from vision.evaluation.calibration import Reliability, Scaled
 from vision.evaluation.configs import HUBS
-from vision.evaluation.geometry import Cost
+from vision.evaluation.evaluated import Cost
 from vision.evaluation.measure import Measured
 from vision.evaluation.predictions import Speed
 

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Group
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from vision.evaluation.bootstrap import LOWER_IS_BETTER
 from vision.evaluation.measure import Measured
 from vision.evaluation.report import ModelReport, Report
+from vision.terminal import plain
 
 SHOWN = 5
 """Rows of the worst classes and of the most confused pairs."""
@@ -30,13 +30,13 @@ ROWS = {
 def tables(report: Report) -> Group:
     """The numbers of all models; their differences; what each is worst at; notes."""
     several = len(report.models) > 1
-    parts: list[Text | Table] = [] if several else [Text(_about(report.models[0]), "italic")]
+    parts: list[Text | Table] = [] if several else [plain(_about(report.models[0]), "italic")]
     parts.append(_summary(report))
     if several and report.models[1].differences:
         parts.append(_comparison(report))
     parts += [table for model in report.models for table in _details(model, report.classes)]
     notes = [*report.notes, *(f"written: {_from_here(file)}" for file in report.files)]
-    return Group(*parts, *(Text(note) for note in notes))
+    return Group(*parts, *map(plain, notes))
 
 
 def _about(model: ModelReport) -> str:
@@ -54,9 +54,9 @@ def _summary(report: Report) -> Table:
     several = len(report.models) > 1
     first = report.models[0]
     table = Table()
-    table.add_column(escape(f"{report.data}, {report.split}: {report.pictures:,} pictures"))
+    table.add_column(plain(f"{report.data}, {report.split}: {report.pictures:,} pictures"))
     for model in report.models:
-        table.add_column(escape(model.name) if several else "value", justify="right")
+        table.add_column(plain(model.name) if several else "value", justify="right")
     for key, label in ROWS.items():
         table.add_row(label, *(_with_interval(model.measured, key) for model in report.models))
     if report.k:
@@ -78,21 +78,21 @@ def _summary(report: Report) -> Table:
         captions.append("[ ]: 95 % confidence, bootstrap over pictures")
     if report.skipped:
         captions.append(f"{len(report.skipped)} pictures could not be read and are not counted.")
-    table.caption = escape("\n".join(captions)) or None
+    table.caption = plain("\n".join(captions), "table.caption") if captions else None
     return table
 
 
-def _with_interval(measured: Measured, key: str) -> str:
+def _with_interval(measured: Measured, key: str) -> Text:
     value = f"{measured.metrics[key]:.4f}"
     if key not in measured.intervals:
-        return value
+        return plain(value)
     low, high = measured.intervals[key]
-    return escape(f"{value} [{low:.4f}, {high:.4f}]")
+    return plain(f"{value} [{low:.4f}, {high:.4f}]")
 
 
 def _comparison(report: Report) -> Table:
     baseline, *others = report.models
-    table = Table(title=escape(f"Difference from {baseline.name}"), title_justify="left")
+    table = _titled(f"Difference from {baseline.name}")
     for title in ("model", "metric", "difference", "95 % confidence", "better in", ""):
         table.add_column(title, justify="left" if title in ("model", "metric", "") else "right")
     for model in others:
@@ -100,7 +100,7 @@ def _comparison(report: Report) -> Table:
             better = (found.value < 0) == (key in LOWER_IS_BETTER)
             verdict = ("better" if better else "worse") if found.decided else "undecided"
             table.add_row(
-                escape(model.name),
+                plain(model.name),
                 ROWS[key],
                 f"{found.value:+.4f}",
                 f"{found.low:+.4f} to {found.high:+.4f}",
@@ -118,18 +118,22 @@ def _details(model: ModelReport, names: Sequence[str]) -> list[Table]:
         for name, row in zip(names, model.measured.classes, strict=True)
         if row.recall is not None
     ]
-    worst = Table(title=escape(f"{model.name}: worst classes"), title_justify="left")
+    worst = _titled(f"{model.name}: worst classes")
     for title in ("class", "pictures", "recall", "precision", "F1"):
         worst.add_column(title, justify="left" if title == "class" else "right")
     for _, name, row in sorted(known, key=lambda entry: entry[0])[:SHOWN]:
         shares = [_share(row.recall), _share(row.precision), _share(row.f1)]
-        worst.add_row(escape(name), f"{row.pictures:,}", *shares)
-    pairs = Table(title=escape(f"{model.name}: most confused"), title_justify="left")
+        worst.add_row(plain(name), f"{row.pictures:,}", *shares)
+    pairs = _titled(f"{model.name}: most confused")
     for title in ("is", "was taken for", "pictures"):
         pairs.add_column(title, justify="right" if title == "pictures" else "left")
     for actual, predicted, count in model.measured.pairs[:SHOWN]:
-        pairs.add_row(escape(names[actual]), escape(names[predicted]), f"{count:,}")
+        pairs.add_row(plain(names[actual]), plain(names[predicted]), f"{count:,}")
     return [worst, pairs] if model.measured.pairs else [worst]
+
+
+def _titled(title: str) -> Table:
+    return Table(title=plain(title, "table.title"), title_justify="left")
 
 
 def _share(value: float | None) -> str:
@@ -140,7 +144,5 @@ def _rate(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}"
 
 
-def _macs(value: int | None) -> str:
-    if value is None:
-        return "–"
+def _macs(value: int) -> str:
     return f"{value / 1e9:.2f} G" if value >= 1e8 else f"{value / 1e6:.2f} M"

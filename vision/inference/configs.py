@@ -5,32 +5,22 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from vision.checkpoints.configs import UntoldConfig
-from vision.config import PositiveInt, Size
+from vision.checkpoints.configs import SizedConfig
+from vision.config import PositiveInt, several
 
-
-def _several(value: object) -> object:
-    if isinstance(value, str):
-        return (value,)
-    return tuple(value) if isinstance(value, list) else value
-
-
-Places = Annotated[tuple[str, ...], BeforeValidator(_several)]
+Places = Annotated[tuple[str, ...], BeforeValidator(several)]
 """One path or several."""
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
 
-class PredictConfig(UntoldConfig):
+class PredictConfig(SizedConfig):
     """Pictures to name, by the model of a checkpoint."""
 
     checkpoint: str
     """A run's folder, a checkpoint file of any known format, or timm:… or hf:… names."""
     images: Places
     """Files, folders, patterns with *, or - for a list on standard input; also as plain words."""
-    weights: Literal["auto", "raw", "ema"]
-    image_size: Size | None
-    """null: the one that the model was trained with."""
     top: PositiveInt
     """So many classes of each picture are named."""
     batch_size: PositiveInt
@@ -43,13 +33,10 @@ class PredictConfig(UntoldConfig):
     device: Device
 
 
-class ExportConfig(UntoldConfig):
+class ExportConfig(SizedConfig):
     """A checkpoint as something that runs without this project."""
 
     checkpoint: str
-    weights: Literal["auto", "raw", "ema"]
-    image_size: Size | None
-    """null: the one that the model was trained with."""
     format: Literal["onnx", "torch_export", "safetensors"]
     output: Path | None
     """Folder to write; null: export/<format> in the run's folder, beside the file, or here."""

@@ -26,7 +26,7 @@ from vision.evaluation.configs import HUBS
 from vision.inference.configs import ExportConfig
 from vision.inference.export_readme import readme
 from vision.inference.load import Loaded
-from vision.models.swin import static_bias
+from vision.models.layers import static_bias
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession  # type: ignore[import-untyped]

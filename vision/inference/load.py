@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -12,17 +12,16 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vision.checkpoints.load import open_model
-from vision.checkpoints.remote import resolve
+from vision.checkpoints.open import OpenedModel, open_model
 from vision.checkpoints.report import LoadReport
-from vision.config import Size
-from vision.data.configs import PreprocessConfig
+from vision.checkpoints.weights import WhichWeights
+from vision.config import ConfigError, Size
 from vision.data.decode import open_picture
-from vision.data.preprocess import Preprocess, normalizer, resolve_preprocess
+from vision.data.preprocess import Preprocess, normalizer
 from vision.data.transforms import evaluation_pixels
 from vision.data.wordnet import imagenet_synsets, readable_names
-from vision.models.layers import Classifier
-from vision.models.swin import static_bias
+from vision.models.configs import ModelChoice
+from vision.models.layers import Classifier, static_bias
 
 Picture = str | Path | bytes | Image.Image | NDArray[np.uint8] | Tensor
 """A file's name or content, a Pillow image, a uint8 array (height, width, channels), or a uint8
@@ -47,13 +46,26 @@ class Prediction:
 class Loaded:
     """A model ready to use: `predict`, `features`, or `model` itself as a plain module."""
 
-    model: Classifier
-    """In evaluation mode."""
-    classes: tuple[str, ...]
+    opened: OpenedModel
     preprocess: Preprocess
-    source: Path
-    report: LoadReport
-    """What was made of the file."""
+    """How images become the model's numbers."""
+    classes: tuple[str, ...]
+    """Names of the classes; empty: the model has no head."""
+
+    @property
+    def model(self) -> Classifier:
+        """The model, in evaluation mode."""
+        return self.opened.model
+
+    @property
+    def source(self) -> Path:
+        """The file that the weights are from."""
+        return self.opened.path
+
+    @property
+    def report(self) -> LoadReport:
+        """What became of each tensor of the file, and what was assumed."""
+        return self.opened.report
 
     @property
     def device(self) -> torch.device:
@@ -86,6 +98,7 @@ class Loaded:
         self, pictures: Picture | Pictures, top: int = 5, batch_size: int = 32
     ) -> Prediction | list[Prediction]:
         """The most probable classes of a picture, or of each picture of a list."""
+        check_head(self)
         listed = pictures if isinstance(pictures, list | tuple) else [pictures]
         answers = predictions(self._run(listed, batch_size, head=True), self.classes, top)
         return answers if isinstance(pictures, list | tuple) else answers[0]
@@ -120,30 +133,31 @@ def predictions(logits: Tensor, classes: Sequence[str], top: int) -> list[Predic
 
 
 def load(
-    source: str | Path,
+    place: str | Path,
     *,
-    weights: Literal["auto", "raw", "ema"] = "auto",
+    model: ModelChoice | None = None,
+    weights: WhichWeights = "auto",
+    rename: Sequence[tuple[str, str]] = (),
     image_size: Size | None = None,
     device: torch.device | str = "cpu",
     **given: Any,
 ) -> Loaded:
     """A model from a run's folder, a checkpoint file of any known format, or a name (timm:…, hf:…).
 
-    What a foreign file cannot tell may be `given`, such as `heads=4`. `image_size` is the size of
-    the pictures that the model shall see, by default the one that it was trained with.
+    What the weights do not show is `given`: heads=4, norm_eps=1e-5 or any other setting of a model;
+    `trained_size` is the size of the images in training. `image_size` is the size of the images
+    that the model shall see, by default the one that it was trained with.
     """
-    resolve(str(source), "checkpoint")  # downloads what a name stands for, or says what is missing
-    model, inferred, report = open_model(
-        source, weights=weights, image_size=image_size, device=device, **given
+    opened = open_model(
+        place,
+        model=model,
+        weights=weights,
+        rename=rename,
+        image_size=image_size,
+        device=device,
+        **given,
     )
-    preprocess = resolve_preprocess(
-        PreprocessConfig(mean="auto", std="auto", interpolation="auto", crop_ratio="auto"),
-        inferred.image_size if image_size is None else image_size,
-        inferred.channels,
-        [(inferred.preprocess_origin, inferred.preprocess)],
-    )
-    classes = inferred.class_names or _numbered(inferred.classes)
-    return Loaded(model.eval(), classes, preprocess, Path(report.source), report)
+    return Loaded(opened, opened.preprocess, opened.class_names or _numbered(opened.classes))
 
 
 def _numbered(classes: int) -> tuple[str, ...]:
@@ -151,3 +165,15 @@ def _numbered(classes: int) -> tuple[str, ...]:
     if classes == 1000:
         return readable_names(imagenet_synsets())
     return tuple(f"class {number}" for number in range(classes))
+
+
+def check_head(loaded: Loaded, setting: str = "checkpoint") -> None:
+    """An error that says what to do with a model that has no head."""
+    if loaded.classes:
+        return
+    raise ConfigError(
+        f"{setting}: {loaded.source} has no head, so that it names no classes. Train one: python "
+        f"train.py recipe=probe model=auto init={loaded.source} data=…; judge the features by "
+        f"their neighbours: python eval.py checkpoint={loaded.source} neighbours=20 data=…; or "
+        f"use them in Python: vision.load(…).features(images)."
+    )

@@ -22,11 +22,12 @@ from vision.data.decode import UnreadablePictureError
 from vision.data.folder import SUFFIXES
 from vision.data.preprocess import normalizer
 from vision.inference.configs import PredictConfig
-from vision.inference.load import Loaded, Prediction, predictions
-from vision.models.swin import static_bias
-from vision.terminal import print_wide
+from vision.inference.load import Loaded, Prediction, check_head, predictions
+from vision.models.layers import static_bias
+from vision.terminal import plain, print_wide, progress_bar
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
     from rich.table import Table
 
 ATTENTION = "_attention"
@@ -120,9 +121,7 @@ def _pixels(loaded: Loaded, path: Path) -> NDArray[np.uint8] | str:
 
 def run(loaded: Loaded, config: PredictConfig) -> int:
     """Name all pictures; returns 1 if some could not be read."""
-    from rich.console import Console
-    from rich.progress import Progress
-
+    check_head(loaded)
     files = find_pictures(config.images)
     to_terminal = config.output is None and sys.stdout.isatty()
     kind = config.format
@@ -130,19 +129,18 @@ def run(loaded: Loaded, config: PredictConfig) -> int:
         kind = "table" if to_terminal else _kind_of(config.output)
     bad: list[Answer] = []
 
-    def watched(progress: Progress) -> Iterator[Answer]:
-        task = progress.add_task("pictures", total=len(files))
+    def watched(progress: "Progress | None") -> Iterator[Answer]:
+        task = None if progress is None else progress.add_task("images", total=len(files))
         for answer in answers(loaded, files, config.batch_size, config.top):
-            progress.advance(task)
+            if progress is not None and task is not None:
+                progress.advance(task)
             if answer.prediction is None:
                 bad.append(answer)
             elif config.attention:
                 _save_attention(loaded, answer.path)
             yield answer
 
-    console = Console(stderr=True)
-    silent = len(files) < 2 or not console.is_terminal
-    bar = Progress(console=console, transient=True, disable=silent)
+    bar = progress_bar() if len(files) > 1 else nullcontext()
     with _opened(config.output) as target, bar as progress:
         match kind:
             case "table":
@@ -230,7 +228,8 @@ def table(found: Sequence[Answer]) -> "Table":
         for rank, (label, probability) in enumerate(answer.prediction.top):
             name = str(answer.path) if rank == 0 else ""
             style = "bold" if rank == 0 else "dim"
-            result.add_row(name, label, f"{100 * probability:.1f} %", bar(probability), style=style)
+            share = f"{100 * probability:.1f} %"
+            result.add_row(plain(name), plain(label), share, bar(probability), style=style)
         result.add_section()
     return result
 

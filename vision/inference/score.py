@@ -16,7 +16,7 @@ from vision.inspection.configs import VisualizeConfig
 from vision.inspection.figures.drawing import write_whole
 from vision.inspection.masks import Pair, Sample, two_object_pairs
 from vision.inspection.scoring import METRICS, score
-from vision.terminal import print_wide
+from vision.terminal import plain, print_wide, progress_bar
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,15 +27,10 @@ Scores = dict[str, dict[str, dict[str, float]]]
 
 def score_all(subjects: Sequence[Viewer], items: Sequence[Item], config: VisualizeConfig) -> int:
     """Score every method of every model, print and store the table; returns the exit code."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     found: Scores = {}
     problems: dict[str, None] = {}
-    console = Console(stderr=True)
-    bar = Progress(console=console, transient=True, disable=not console.is_terminal)
     count = 0
-    with bar as progress:
+    with progress_bar() as progress:
         for subject in subjects:
             samples, bad = _samples(subject, items)
             problems.update(dict.fromkeys(bad))
@@ -118,7 +113,7 @@ def table(found: Scores) -> "Table":
         result.add_column(METRICS[metric], justify="right")
     for model, methods in found.items():
         if len(found) > 1:
-            result.add_row(model, style="bold")
+            result.add_row(plain(model), style="bold")
         for method, numbers in methods.items():
             style = "dim" if method in ("random", "centre") else ""
             values = (f"{numbers[m]:.1f}" if m in numbers else "–" for m in metrics)

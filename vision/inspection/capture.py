@@ -85,6 +85,7 @@ def capture(
         layout=layout,
         ending=facts.ending,
         image_size=size,
+        pooling=recorder.pooling,
     )
 
 

@@ -2,24 +2,16 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from vision.checkpoints.configs import UntoldConfig
-from vision.config import Count, PositiveInt, Size
+from vision.checkpoints.configs import SizedConfig
+from vision.config import Count, PositiveInt, several
 from vision.data.configs import DataConfig, Split, Text
 from vision.inspection.requests import parse_request
 
-
-def _several(value: Any) -> Any:
-    # What a validator before the type gives out is no JSON any more, where a list is a tuple.
-    return (
-        (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
-    )
-
-
-Places = Annotated[tuple[Text, ...], BeforeValidator(_several)]
+Places = Annotated[tuple[Text, ...], BeforeValidator(several)]
 """One or several."""
 
 FigureName = Literal[
@@ -54,7 +46,7 @@ Asked = Annotated[str, AfterValidator(_check_method)]
 Cell = tuple[int, int]
 
 
-class VisualizeConfig(UntoldConfig):
+class VisualizeConfig(SizedConfig):
     """Pictures of where models look, and how far these can be believed."""
 
     checkpoint: Places
@@ -67,10 +59,7 @@ class VisualizeConfig(UntoldConfig):
     split: Split
     pictures: PositiveInt | None
     """Take so many of the images or of the split, evenly spread; null: all."""
-    weights: Literal["auto", "raw", "ema"]
-    image_size: Size | None
-    """null: the one that the model was trained with."""
-    figures: Annotated[tuple[FigureName, ...], BeforeValidator(_several)]
+    figures: Annotated[tuple[FigureName, ...], BeforeValidator(several)]
     """sheet: methods for the top classes; heads: heads × layers; queries: where patches look;
     microscope: one patch through all windows (Swin); filmstrip: rollout layer by layer; comparison:
     every method; diagnostics: what kind of heads; page: an interactive HTML page."""
@@ -92,7 +81,7 @@ class VisualizeConfig(UntoldConfig):
     """paper: vector text, no titles, small type."""
     width: Annotated[str, AfterValidator(_check_width)] | None
     """Of a figure, such as 3.3in or 84mm; null: as wide as it needs."""
-    formats: Annotated[tuple[Format, ...], BeforeValidator(_several), Field(min_length=1)]
+    formats: Annotated[tuple[Format, ...], BeforeValidator(several), Field(min_length=1)]
     dpi: Annotated[int, Field(ge=30, le=1200)]
     score: bool
     """Measure how well maps point to the object, and what hiding their cells does to the answer,

@@ -90,12 +90,14 @@ def _own_vit(model: ViT) -> Facts:
         distillation=config.distillation_token,
         registers=config.registers,
     )
-    pool: Any = {"class_token": "class", "class_token_and_mean": "class and mean"}.get(
-        config.pool, "mean"
-    )
+    names = {"class_token": "class", "class_token_and_mean": "class and mean"}
+    pool: Any = names.get(config.pool, config.pool)
     if config.distillation_token:
         pool = "class and distillation"
-    ending = Ending(pool, model.norm, config.pool_norm == "after", _linear(model.head))
+    # Layers between pooling and head leave no exact split of a logit over tokens.
+    between = model.representation is not None or model.projection is not None
+    head = None if between else _linear(model.head)
+    ending = Ending(pool, model.norm, config.pool_norm == "after", head)
     return Facts(prefix, model.patch_embed.patch, ending, model.blocks[-1], "output")
 
 

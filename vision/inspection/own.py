@@ -1,7 +1,7 @@
 """Attention of this project's models, through their observers."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -14,8 +14,10 @@ from vision.inspection.facts import Facts, own_model
 from vision.inspection.layout import Layout
 from vision.inspection.record import Recorder, check_output
 from vision.inspection.windows import window_index, windowed_layout
+from vision.models.attention import Observer
 from vision.models.layers import Grid
-from vision.models.swin import Stage, block_mask
+from vision.models.pooling import AttentionPool
+from vision.models.swin import Stage
 from vision.models.vit import ViT
 from vision.models.windows import StageIndex, StageShape
 
@@ -24,22 +26,39 @@ from vision.models.windows import StageIndex, StageShape
 def watching_own(model: nn.Module, recorder: Recorder, facts: Facts, size: Grid) -> Iterator[None]:
     """While this lasts, the attention of a model of this project goes to the recorder."""
     sites = sites_of(model, size, facts)
-    before = [site.module.__dict__.get("observer") for site in sites]
-    handles = []
+    watchers = [_Watcher(site, recorder) for site in sites]
+    handles = [w.site.module.register_forward_pre_hook(w.enter) for w in watchers]
     try:
-        for site in sites:
-            watcher = _Watcher(site, recorder)
-            handles.append(site.module.register_forward_pre_hook(watcher.enter))
-            site.module.observer = watcher
-        yield
+        with ExitStack() as stack:
+            for watcher in watchers:
+                stack.enter_context(_observing(watcher.site.module, watcher))
+            for pool in (m for m in model.modules() if isinstance(m, AttentionPool)):
+                stack.enter_context(_observing(pool, partial(_note_pooling, recorder)))
+            yield
     finally:
-        for site, observer in zip(sites, before, strict=True):
-            if observer is None:
-                site.module.__dict__.pop("observer", None)
-            else:
-                site.module.observer = observer
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def _observing(module: Any, observer: Observer) -> Iterator[None]:
+    """While this lasts, a module has this observer."""
+    before = module.__dict__.get("observer")
+    module.observer = observer
+    try:
+        yield
+    finally:
+        if before is None:
+            module.__dict__.pop("observer", None)
+        else:
+            module.observer = before
+
+
+def _note_pooling(recorder: Recorder, weights: Tensor) -> Tensor:
+    """Note what an attention pooling looks at (b h 1 n), and leave it as it is."""
+    if recorder.open:
+        recorder.pooling = weights.detach().mean(dim=1)[:, 0]
+    return weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +138,7 @@ def _own_windows(
     if shifted and gathers.shift is not None:
         order = gathers.shift.cpu()
         index = rearrange(index.flatten()[order], "(w t) -> w t", t=index.shape[1])
-    mask = block_mask(gathers, second)
+    mask = gathers.windows(second).mask
     return windowed_layout(
         shape.grid,
         stride,

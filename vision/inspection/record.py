@@ -61,7 +61,7 @@ class LayerAttention:
 class Ending:
     """How a model comes from its last tokens to its logits."""
 
-    pool: Literal["class", "mean", "class and distillation", "class and mean", "other"]
+    pool: Literal["class", "mean", "class and distillation", "class and mean", "attention", "other"]
     norm: nn.Module | None
     """The last norm."""
     norm_after: bool
@@ -88,6 +88,8 @@ class Captured:
     """Of `tokens`."""
     ending: Ending
     image_size: tuple[int, int]
+    pooling: Tensor | None = None
+    """Shares of the last tokens in what an attention pooling sees, mean over its heads: (b n)."""
 
     @property
     def batch(self) -> int:
@@ -142,6 +144,8 @@ class Recorder:
     seen: int = 0
     layout: Layout | None = None
     """Of the last layer seen, chosen or not."""
+    pooling: Tensor | None = None
+    """What an attention pooling looks at: (b n)."""
     open: bool = True
     """False while a backward pass may run parts of the model again."""
 

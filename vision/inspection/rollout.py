@@ -178,6 +178,9 @@ def seed_of(captured: Captured, query: Query = "pool", *, layer: int | str = -1)
     layout = captured.layout if layer == -1 else captured.layer(layer).layout
     reference = captured.layers[-1].weights
     shares = reference.new_zeros(layout.tokens)
+    if query == "pool" and captured.ending.pool == "attention":
+        assert captured.pooling is not None  # recorded with every layer
+        return captured.pooling[:, None]
     if query == "pool":
         for place, weight in _pooled(captured):
             if place == "cells":

@@ -26,7 +26,7 @@ from vision.inspection.scores import (
     random_map,
     separation,
 )
-from vision.models.swin import static_bias
+from vision.models.layers import static_bias
 
 METRICS = {
     "pointing": "pointing ↑",

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor
 
+from vision.models.configs import ViTConfig
+
 Observer = Callable[[Tensor], Tensor]
 """Is given the attention weights (b h n m) of a forward pass and returns those to go on with."""
 
@@ -23,6 +25,11 @@ class Checker(Protocol):
     def check(self, explicit: Tensor, fused: Callable[[], Tensor]) -> None:
         """Is given the output (b h n d) of the explicit path, and a way to that of the fused."""
         ...
+
+
+def width_of_head(config: ViTConfig) -> int:
+    """Channels of a head."""
+    return config.head_width or config.width // config.heads
 
 
 def attention(

@@ -51,6 +51,12 @@ class TimmModel(Classifier):
             raise ConfigError(f"model.name: {self.config.name} has no single layer as its head.")
         return head(pooled)
 
+    def heads(self) -> list[nn.Module]:
+        """As timm names them; none for a model without a single layer as its head"""
+        head = self.model.get_classifier()
+        found = list(head) if isinstance(head, tuple | list | nn.ModuleList) else [head]
+        return [part for part in found if isinstance(part, nn.Module)]
+
     def layer_of(self, parameter: str) -> int:
         """As timm groups its parameters; without such groups all are one layer."""
         return self.layers.get(parameter.removeprefix("model."), 0)

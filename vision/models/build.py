@@ -1,13 +1,18 @@
-"""From a config to a model."""
+"""From a config to a model, and from a setting to a device."""
+
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from vision.models.baseline import TimmModel
+from vision.config import ConfigError
 from vision.models.configs import ModelConfig, SwinConfig, SwinV2Config, TimmConfig, ViTConfig
 from vision.models.layers import Classifier, Grid
 from vision.models.swin import Swin
 from vision.models.swin_v2 import SwinV2
 from vision.models.vit import ViT
+
+if TYPE_CHECKING:
+    from vision.models.baseline import TimmModel
 
 
 def build_model(
@@ -43,9 +48,30 @@ def build_model(
     return model.to(device)
 
 
+def pick_device(
+    setting: Literal["auto", "cpu", "cuda", "mps"], local_rank: int = 0
+) -> torch.device:
+    """The device that a setting means, for a process of this machine."""
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if setting == "auto":
+        setting = "cuda" if there["cuda"] else "mps" if there["mps"] else "cpu"
+    if not there.get(setting, True):
+        raise ConfigError(f"device: {setting} is not available on this machine; try device=auto.")
+    if setting != "cuda":
+        return torch.device(setting)
+    if local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device: process {local_rank} of this machine has no GPU of its own: there are "
+            f"{torch.cuda.device_count()}. Start as many processes as there are GPUs."
+        )
+    return torch.device("cuda", local_rank)
+
+
 def _build_timm(
     config: TimmConfig, size: Grid, channels: int, classes: int, seed: int, device: torch.device
-) -> TimmModel:
+) -> "TimmModel":
+    from vision.models.baseline import TimmModel  # timm is slow to load
+
     with (
         torch.random.fork_rng(devices=[]),
         torch.device("meta" if device.type == "meta" else "cpu"),

@@ -1,10 +1,20 @@
 """What each model family can be told. Free of torch, so that a typo is answered at once."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeGuard, Union
 
-from pydantic import Field, model_validator
+from pydantic import (
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    create_model,
+    model_validator,
+)
 
 from vision.config import Config, Count, PositiveInt, Rate, Size
+
+Shift = Annotated[float, Field(ge=0)]
+Factor = Annotated[float, Field(ge=1)]
 
 
 class _Published(Config):
@@ -34,15 +44,24 @@ class _Shared(_Published):
     """Recompute each block in the backward pass instead of storing what it computed."""
 
 
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
+
+
 class ViTConfig(_Shared):
-    """A Vision Transformer (Dosovitskiy et al., ICLR 2021) and its usual variations."""
+    """A Vision Transformer (Dosovitskiy et al., ICLR 2021) and its published variations."""
 
     kind: Literal["vit"]
     patch_size: Size
     """Pixels along a patch; 1 makes every pixel a token."""
+    stem: Literal["patch", "patch_no_bias", "patch_normed"]
+    """From pixels to tokens: a linear map of each patch, the same without a bias (CLIP), or with a
+    LayerNorm before and after it (vit-pytorch).
+    """
     width: PositiveInt
     depth: PositiveInt
     heads: PositiveInt
+    head_width: PositiveInt | None
+    """Channels of a head; null: width / heads."""
     class_token: bool
     registers: Count
     """Extra tokens without a position (Darcet et al., ICLR 2024)."""
@@ -50,71 +69,165 @@ class ViTConfig(_Shared):
     """A second class token with a head of its own; the logits are averaged (DeiT, Touvron et al.,
     ICML 2021).
     """
-    pool: Literal["class_token", "mean", "class_token_and_mean"]
-    """What the head sees: class token, mean of the patches, or both side by side (DINOv2)."""
-    pool_norm: Literal["before", "after"]
-    """Whether the last norm comes before or after the pooling; weights of both kinds exist."""
-    positions: Literal["learned", "sincos2d", "fourier", "rotary", "none"]
+    positions: Literal["learned", "sincos2d", "fourier", "rotary", "learned_rotary", "none"]
+    """Added to the patches (learned, sincos2d, fourier), turning queries and keys (rotary), or
+    both.
+    """
     class_token_position: bool
     """Whether a learned table also has a row for the class token (DeiT-III and big_vision: no), and
     for the distillation token.
     """
-    mlp: Literal["gelu", "swiglu"]
-    """Two layers with a GELU between them, or a gated SiLU (Shazeer, 2020; DINOv2-g)."""
-    layer_scale: Annotated[float, Field(gt=0)] | None
-    """Initial value of the learned scale of each residual branch; null: no such scale."""
+    rotary: Literal["axial", "mixed", "eva", "pe", "dinov3", "dinov3_hf"]
+    """Which angles rotary positions turn by: as in RoPE-ViT (fixed or learned frequencies), EVA-02,
+    Perception Encoder or DINOv3; dinov3_hf rounds them as transformers does.
+    """
+    rotary_grid: Size | None
+    """Grid that the coordinates of eva and pe are scaled to; null: they count cells."""
+    rotary_jitter: tuple[Shift, Factor, Factor]
+    """DINOv3's augmentation of coordinates in training: largest shift, largest scale of each axis,
+    largest scale of both; [0, 1, 1]: none.
+    """
+    relative_bias: Literal["none", "block", "shared"]
+    """A learned bias of attention by relative position, of each block or shared by all (BEiT)."""
+    embedding_norm: bool
+    """LayerNorm of the embedded tokens before the first block (CLIP)."""
+    block_norm: Literal["before", "after"]
+    """LayerNorm at the start or at the end of each residual branch (EVA-02-CLIP-E: after)."""
+    qkv_bias: Literal["qkv", "qv", "none"]
+    """Which of queries, keys and values have a bias."""
     qk_norm: bool
     """LayerNorm on queries and keys (Dehghani et al., ICML 2023)."""
+    attention_norm: bool
+    """LayerNorm of the attended values before their projection (EVA-02-CLIP)."""
+    layer_scale: Annotated[float, Field(gt=0)] | None
+    """Initial value of the learned scale of each residual branch; null: no such scale."""
+    mlp: Literal["plain", "gated"]
+    """Two layers with an activation between them, or an activated gate (Shazeer, 2020): a gated
+    silu is SwiGLU.
+    """
+    activation: Activation
+    mlp_norm: bool
+    """LayerNorm of the hidden layer of every MLP (EVA-02)."""
+    pool: Literal["class_token", "mean", "class_token_and_mean", "attention"]
+    """What the head sees: class token, mean of the patches, both side by side (DINOv2), or what a
+    learned query attends to (SigLIP).
+    """
+    pool_norm: Literal["before", "after", "none"]
+    """Whether the last norm comes before or after the pooling; weights of all kinds exist."""
+    pool_heads: PositiveInt | None
+    """Heads of the attention pooling; null: as in the blocks."""
+    pool_mlp_ratio: Annotated[float, Field(gt=0)] | None
+    """Hidden width of its MLP as a multiple of width; null: as in the blocks."""
+    representation: PositiveInt | None
+    """Width of a hidden layer with tanh between pooling and head (the ViT paper's pretraining)."""
+    projection: PositiveInt | None
+    """Width of a linear map of the pooled features (CLIP's space shared with text)."""
     initialization: Literal["trunc_normal", "xavier"]
     """As in DeiT (truncated normal, 0.02), or as in the ViT paper's own code (Xavier, zero head).
     """
 
+    @property
+    def turns(self) -> bool:
+        """Whether queries and keys are turned."""
+        return self.positions in ("rotary", "learned_rotary")
+
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _divides("heads", self.heads, "width", self.width)
-        if self.pool != "mean" and not self.class_token:
+        if self.head_width is None:
+            _divides("heads", self.heads, "width", self.width)
+        self._check_pooling()
+        self._check_positions()
+        return self
+
+    def _check_pooling(self) -> None:
+        if self.pool in ("class_token", "class_token_and_mean") and not self.class_token:
             raise ValueError(f"pool={self.pool} needs class_token=true; or choose pool=mean.")
-        if self.pool == "class_token_and_mean" and self.pool_norm == "after":
-            raise ValueError("pool=class_token_and_mean needs pool_norm=before.")
+        if self.pool in ("class_token_and_mean", "attention") and self.pool_norm == "after":
+            raise ValueError(f"pool={self.pool} needs pool_norm=before.")
+        if self.pool == "attention":
+            _divides("pool_heads", self.pool_heads or self.heads, "width", self.width)
         if self.distillation_token and self.pool != "class_token":
             raise ValueError(
                 f"distillation_token=true needs pool=class_token, not pool={self.pool}: "
                 f"each of the two tokens has a head of its own."
             )
+        if self.distillation_token and (self.representation or self.projection):
+            raise ValueError("distillation_token=true has neither representation nor projection.")
+
+    def _check_positions(self) -> None:
         if self.positions == "sincos2d" and self.width % 4:
             raise ValueError(f"positions=sincos2d needs a width divisible by 4, not {self.width}.")
-        if self.positions == "rotary" and self.width // self.heads % 4:
+        head_width = self.head_width or self.width // self.heads
+        if self.turns and head_width % 4:
             raise ValueError(
-                f"positions=rotary needs a head width divisible by 4, "
-                f"but width / heads = {self.width} / {self.heads} = {self.width // self.heads}."
+                f"positions={self.positions} needs a head width divisible by 4, not {head_width} "
+                f"(heads = {self.heads})."
             )
-        return self
+        prefix = self.registers + int(self.distillation_token)
+        if self.relative_bias != "none" and (prefix or not self.class_token):
+            raise ValueError(
+                f"relative_bias={self.relative_bias} needs a class token and no other token "
+                f"before the patches."
+            )
+
+
+def _window(value: Any, parse: ValidatorFunctionWrapHandler) -> Any:
+    """One message for the three forms of a window, in place of one for each form."""
+    try:
+        return parse(_tuples(value))
+    except ValidationError:
+        raise ValueError(
+            f"expected a positive number, [height, width], or one [height, width] per stage such "
+            f"as [[7,7],[7,7],[14,14],[7,7]], found {value!r}."
+        ) from None
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+_Pair = tuple[PositiveInt, PositiveInt]
+_Pairs = Annotated[tuple[_Pair, ...], Field(min_length=1)]
+Window = Annotated[PositiveInt | _Pair | _Pairs, WrapValidator(_window)]
+
+
+def per_stage(window: Window) -> TypeGuard[tuple[tuple[int, int], ...]]:
+    """Whether a window is given for each stage, not one for all."""
+    return isinstance(window, tuple) and isinstance(window[0], tuple)
 
 
 class _SwinShared(_Shared):
-    """What both versions of Swin have."""
+    """Settings of both versions of Swin."""
 
     patch_size: Size
     width: PositiveInt
     """Width of the first stage; every later stage doubles it."""
-    depths: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    depths: Annotated[tuple[PositiveInt, ...], Field(min_length=1, max_length=16)]
+    """Blocks of each stage. Every later stage halves the grid, so there cannot be many."""
     heads: tuple[PositiveInt, ...]
-    window: Size
-    """Tokens along a window. Where the grid at the configured image size is smaller, so is the
-    window.
+    window: Window
+    """Tokens along a window. One number or [height, width] for all stages is clipped where the grid
+    at the configured image size is smaller; one [height, width] per stage is taken as it is.
     """
     shift: bool
     """Shift every second block's windows by half a window; false leaves windows unconnected."""
     positions: Literal["relative", "absolute", "none"]
     """A bias by relative position in every block, one table added to the patches, or neither."""
+    padding: Literal["mask", "attend"]
+    """Where windows do not divide a grid: mask the padding, or let it take part in attention as
+    zero tokens, as in torchvision, transformers and mmpretrain.
+    """
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if len(self.heads) != len(self.depths):
-            raise ValueError(
-                f"heads needs one entry per stage: depths has {len(self.depths)} "
-                f"{list(self.depths)}, heads has {len(self.heads)} {list(self.heads)}."
-            )
+        entries: tuple[Any, ...]
+        windows = self.window if per_stage(self.window) else self.depths
+        for name, entries in (("heads", self.heads), ("window", windows)):
+            if len(entries) != len(self.depths):
+                raise ValueError(
+                    f"{name} needs one entry per stage: depths has {len(self.depths)} "
+                    f"{list(self.depths)}, {name} has {len(entries)} {list(entries)}."
+                )
         for stage, heads in enumerate(self.heads):
             _divides(f"heads[{stage}]", heads, "the stage's width", self.width * 2**stage)
         return self
@@ -143,6 +256,9 @@ class SwinV2Config(_SwinShared):
         return self
 
 
+AnySwinConfig = SwinConfig | SwinV2Config
+
+
 class TimmConfig(_Published):
     """Any model of timm as a baseline behind the same interface."""
 
@@ -159,35 +275,48 @@ ModelConfig = Annotated[
 ]
 
 
-class AutoModelConfig(Config):
-    """The model that the weights of `init` belong to. What is null is as the file says; what a file
-    cannot say, such as the heads of a ViT of unusual width, is given here.
+def _all_fields() -> dict[str, Any]:
+    """Every setting that some model of this project has, or null."""
+    types: dict[str, list[Any]] = {}
+    meanings: dict[str, str | None] = {}
+    for kind in (ViTConfig, SwinConfig, SwinV2Config):
+        for name, field in kind.model_fields.items():
+            if name not in ("kind", "pretrained"):
+                typed = Annotated[field.annotation, *field.metadata] if field.metadata else None
+                types.setdefault(name, []).append(typed or field.annotation)
+                meanings.setdefault(name, field.description)
+    return {
+        name: (Union[*choices, None], Field(None, description=meanings[name]))
+        for name, choices in types.items()
+    }
+
+
+_EveryField: Any = create_model("_EveryField", __base__=Config, **_all_fields())
+
+
+class AutoModelConfig(_EveryField):
+    """The model that the weights belong to. What is null is as they say; what they do not say, such
+    as the heads of a ViT of unusual width, is given here.
     """
 
     kind: Literal["auto"]
-    heads: PositiveInt | tuple[PositiveInt, ...] | None
-    window: Size | None
-    pretrained_window: tuple[PositiveInt, ...] | None
-    """Of a Swin V2: the window of each stage that its position network was trained with."""
-    trained_size: Size | None
-    """Size of the pictures that the weights were trained on, where their grid was not square."""
-    dropout: Rate | None
-    attention_dropout: Rate | None
-    drop_path: Rate | None
-    drop_path_schedule: Literal["linear", "uniform"] | None
-    checkpoint_activations: bool | None
+    trained_size: Size | None = None
+    """Size of the images that the weights were trained on, where their grid was not square."""
 
     def given(self) -> dict[str, Any]:
-        """The settings of the model's config that are not left to the file."""
-        values = self.model_dump(mode="json", exclude={"kind", "trained_size"})
+        """The settings that are not left to the weights."""
+        values = self.model_dump(mode="json", exclude={"kind"})
         return {name: value for name, value in values.items() if value is not None}
 
+
+MODEL_FIELDS = frozenset(AutoModelConfig.model_fields) - {"kind"}
+"""Settings that can be given for weights that do not show them."""
 
 ModelChoice = Annotated[
     ViTConfig | SwinConfig | SwinV2Config | TimmConfig | AutoModelConfig,
     Field(discriminator="kind"),
 ]
-"""What a run can be told; when it starts, a ModelConfig is made of it."""
+"""The model of a run, or the one of its weights; a ModelConfig is made of it when it starts."""
 
 
 def _divides(small: str, divisor: int, large: str, number: int) -> None:

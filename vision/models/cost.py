@@ -1,14 +1,14 @@
 """What a model costs: parameters, multiplications, memory of a training step, attention matrices.
 
-The figures follow from the config and the size of a picture; no model of this project is built for
-them. Only a timm model, whose inside this project does not know, is run once on fake tensors.
+The figures are those of the model itself, built on `meta` and run on fake tensors (see
+`tracing.py`), so they hold for every model that `build_model` builds.
 
-Definitions, each for one picture:
+Definitions, each for one image:
 
 - **MACs**: multiply-adds of the matrix products (linear layers, convolutions, attention) of one
   forward pass, padding included. A network that computes positions (Fourier, Swin V2) runs once per
   batch and is counted in full.
-- **Activation bytes**: what every further picture of a batch adds to what the backward pass needs:
+- **Activation bytes**: what every further image of a batch adds to what the backward pass needs:
   the storages that autograd keeps from the forward pass of a training step, in fp32, on a CPU. What
   a batch shares (parameters, indices, masks) is not counted. With `checkpoint_activations` a block
   keeps its input only.
@@ -17,15 +17,66 @@ Definitions, each for one picture:
   attention does not store them.
 """
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from vision.config import Size, pair
-from vision.models.configs import ModelConfig, SwinConfig, SwinV2Config, TimmConfig, ViTConfig
-from vision.models.cost_layers import AttentionCost, LayerCost, swin_layers, vit_layers
+import torch
+
+from vision.config import ConfigError, Size, pair
+from vision.models.build import build_model
+from vision.models.configs import ModelConfig, TimmConfig
+from vision.models.layers import Classifier, Grid
+from vision.models.swin import Swin
+from vision.models.tracing import Group, Matrices, Shape, Traced, groups_of, trace
+from vision.models.vit import ViT
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+FLOAT = 4
+"""Bytes of a number in fp32."""
+
+
+@dataclass(frozen=True)
+class AttentionCost:
+    """The attention matrices of a group of equal blocks; entries are for one head of one block."""
+
+    blocks: int
+    heads: int
+    patches: int
+    """Entries between patches alone."""
+    tokens: int
+    """Entries with prefix tokens: class token, distillation token and registers."""
+    everywhere: int
+    """Entries if every patch attended to every patch, as without Swin's windows."""
+
+    def bytes_of_head(self, entries: int) -> int:
+        """Bytes of one head of one block."""
+        return FLOAT * entries
+
+    def bytes_of_heads(self, entries: int) -> int:
+        """Bytes of all heads of one block."""
+        return self.heads * self.bytes_of_head(entries)
+
+    def bytes_of_blocks(self, entries: int) -> int:
+        """Bytes of all heads of all blocks of the group."""
+        return self.blocks * self.bytes_of_heads(entries)
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """A layer, or a group of equal blocks: the figures are those of the whole group."""
+
+    name: str
+    stage: int | None
+    """Swin's stage, counted from 1."""
+    output: Shape
+    """Shape of the output for one image, without padding."""
+    parameters: int
+    macs: int
+    activation_bytes: int
+    attention: AttentionCost | None = None
 
 
 @dataclass(frozen=True)
@@ -41,12 +92,12 @@ class ModelCost:
 
     @property
     def macs(self) -> int:
-        """Multiply-adds of a forward pass of one picture."""
+        """Multiply-adds of a forward pass of one image."""
         return sum(layer.macs for layer in self.layers)
 
     @property
     def activation_bytes(self) -> int:
-        """What autograd keeps for the backward pass of one picture."""
+        """What autograd keeps for the backward pass of one image."""
         return sum(layer.activation_bytes for layer in self.layers)
 
     @property
@@ -68,29 +119,99 @@ KINDS = {
     "tokens": "with prefix tokens",
     "everywhere": "global",
 }
-"""The entries that an AttentionCost has, and how a table calls them."""
+"""The entries that an AttentionCost has, and their titles in a table."""
 
 
 def cost(
-    config: ModelConfig, image_size: Size, channels: int = 3, classes: int = 1000
+    config: ModelConfig,
+    image_size: Size,
+    channels: int = 3,
+    classes: int = 1000,
+    *,
+    trained_size: Size | None = None,
 ) -> ModelCost:
-    """What the model of a config costs on pictures of this size. `classes=0`: without a head."""
+    """The cost of the model of a config on images of this size. `classes=0`: without a head.
+
+    With `trained_size` the model is built for images of that size, which decides on its windows and
+    position tables, and run on images of `image_size`.
+    """
     size = pair(image_size)
     if min(size) < 1 or channels < 1 or classes < 0:
         raise ValueError(
-            f"expected a picture of at least one pixel and one channel, and no negative number of "
-            f"classes; found image_size={image_size}, channels={channels}, classes={classes}."
+            f"expected an image of at least one pixel and one channel, and a number of classes "
+            f"that is not negative; found image_size={image_size}, channels={channels}, "
+            f"classes={classes}."
         )
-    match config:
-        case ViTConfig():
-            layers = vit_layers(config, size, channels, classes)
-        case SwinConfig() | SwinV2Config():
-            layers = swin_layers(config, size, channels, classes)
-        case TimmConfig():
-            from vision.models.cost_traced import traced_layers  # needs timm, which is slow to load
+    with torch.inference_mode(False):
+        model = build_model(
+            config,
+            size if trained_size is None else pair(trained_size),
+            channels=channels,
+            classes=classes,
+            device="meta",
+        )
+        groups = groups_of(model)
+        try:
+            traced = trace(model, groups, (channels, *size))
+        except (RuntimeError, AssertionError, ValueError) as error:
+            if not isinstance(config, TimmConfig):
+                raise
+            raise ConfigError(
+                f"model.name={config.name}: the model cannot be run on images of "
+                f"{size[0]} × {size[1]}: {error}"
+            ) from error
+    return ModelCost(tuple(_layers(model, groups, traced, size)))
 
-            layers = traced_layers(config, size, channels, classes)
-    return ModelCost(tuple(layers))
+
+def _layers(
+    model: Classifier, groups: list[Group], traced: list[Traced], size: Grid
+) -> Iterator[LayerCost]:
+    """A row for every group that has or does something."""
+    grids = _grids(model, size)
+    for i, (group, figures) in enumerate(zip(groups, traced, strict=True)):
+        if not (figures.parameters or figures.macs or figures.activation_bytes):
+            continue
+        output, grid = figures.output, grids[(group.stage or 1) - 1] if grids else None
+        if grid is not None and i == 0:  # prefix tokens join the patches on their way to the blocks
+            output = traced[1].input
+        if isinstance(model, Swin) and grid is not None and i + 1 < len(groups):
+            output = *grid, output[-1]  # instead of padded windows
+        yield LayerCost(
+            name=group.name,
+            stage=group.stage,
+            output=output,
+            parameters=figures.parameters,
+            macs=figures.macs,
+            activation_bytes=figures.activation_bytes,
+            attention=_attention(model, group.blocks, figures.attention, grid),
+        )
+
+
+def _grids(model: Classifier, size: Grid) -> list[Grid]:
+    """The grid of patches of every stage; of a model of timm it is not known."""
+    match model:
+        case Swin():
+            return [shape.grid for shape in model.shapes(model.patch_embed.grid(size))]
+        case ViT():
+            return [model.patch_embed.grid(size)]
+        case _:
+            return []
+
+
+def _attention(
+    model: Classifier, blocks: int, matrices: Matrices | None, grid: Grid | None
+) -> AttentionCost | None:
+    if not blocks or matrices is None or grid is None:
+        return None
+    windows, heads, queries, keys = matrices
+    prefix = model.prefix if isinstance(model, ViT) else 0
+    return AttentionCost(
+        blocks,
+        heads,
+        patches=windows * (queries - prefix) * (keys - prefix),
+        tokens=windows * queries * keys,
+        everywhere=(grid[0] * grid[1]) ** 2,
+    )
 
 
 def as_dict(cost: ModelCost) -> dict[str, Any]:
@@ -134,7 +255,7 @@ def table(cost: ModelCost) -> "Table":
     ]
     titles = KINDS | ({"patches": "in windows"} if "everywhere" in kinds else {})
     result = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
-    result.caption = "per picture; bytes are those of fp32"
+    result.caption = "per image; bytes are those of fp32"
     for title in ("layer", "output"):
         result.add_column(title, no_wrap=True)
     for title in ("parameters", "MACs", "activations", *(f"attention\n{titles[k]}" for k in kinds)):

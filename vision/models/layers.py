@@ -1,7 +1,8 @@
 """The parts that ViT and Swin share."""
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
 import torch
@@ -39,6 +40,15 @@ class Classifier(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Images (b channels height width) → logits (b classes)."""
         return self.forward_head(self.forward_features(images))
+
+    def heads(self) -> list[nn.Module]:
+        """The classifying layer, or both of a distilled model."""
+        return [self.head]
+
+    def head_names(self) -> set[str]:
+        """The names of the parameters of the classifying layers."""
+        own = {id(parameter) for head in self.heads() for parameter in head.parameters()}
+        return {name for name, parameter in self.named_parameters() if id(parameter) in own}
 
     def layer_of(self, parameter: str) -> int:
         """Depth of a parameter for layer-wise decay: 0 the embedding, `depth + 1` the head."""
@@ -106,10 +116,10 @@ class PatchEmbed(nn.Module):
     size.
     """
 
-    def __init__(self, channels: int, width: int, patch: Grid) -> None:
+    def __init__(self, channels: int, width: int, patch: Grid, bias: bool = True) -> None:
         super().__init__()
         self.patch = patch
-        self.proj = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
+        self.proj = nn.Conv2d(channels, width, kernel_size=patch, stride=patch, bias=bias)
 
     def grid(self, size: Grid) -> Grid:
         """The grid of tokens for a picture; a last, incomplete patch counts."""
@@ -121,19 +131,62 @@ class PatchEmbed(nn.Module):
         return self.proj(pad_to_multiple(images, step))
 
 
-class Mlp(nn.Module):
-    """The two-layer perceptron of a block."""
+def quick_gelu(x: Tensor) -> Tensor:
+    """OpenAI's approximation of GELU, which its CLIP models were trained with."""
+    return x * torch.sigmoid(1.702 * x)
 
-    def __init__(self, width: int, hidden: int, dropout: float) -> None:
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "quick_gelu": quick_gelu,
+    "relu": F.relu,
+    "silu": F.silu,
+}
+
+
+class Mlp(nn.Module):
+    """The two-layer perceptron of a block; with `norm_eps` its hidden layer is normed."""
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        dropout: float,
+        activation: str = "gelu",
+        norm_eps: float | None = None,
+    ) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(width, hidden)
+        self.fc1 = nn.Linear(width, self.before(hidden))
+        self.norm = nn.Identity() if norm_eps is None else nn.LayerNorm(hidden, eps=norm_eps)
         self.fc2 = nn.Linear(hidden, width)
-        self.dropout = dropout
+        self.dropout, self.activation = dropout, ACTIVATIONS[activation]
+
+    def before(self, hidden: int) -> int:
+        """Outputs of the first layer."""
+        return hidden
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Outputs of the first layer → hidden layer"""
+        return self.activation(x)
 
     def forward(self, x: Tensor) -> Tensor:
         """(b n c) → (b n c)"""
-        x = F.dropout(F.gelu(self.fc1(x)), self.dropout, self.training)
-        return F.dropout(self.fc2(x), self.dropout, self.training)
+        x = F.dropout(self.hidden(self.fc1(x)), self.dropout, self.training)
+        return F.dropout(self.fc2(self.norm(x)), self.dropout, self.training)
+
+
+class GatedMlp(Mlp):
+    """A perceptron whose hidden layer is gated (Shazeer, 2020): with silu a SwiGLU."""
+
+    def before(self, hidden: int) -> int:
+        """The gate, then what it is multiplied with."""
+        return 2 * hidden
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Outputs of the first layer → hidden layer"""
+        gate, x = x.chunk(2, dim=-1)
+        return self.activation(gate) * x
 
 
 class DropPath(nn.Module):
@@ -188,33 +241,63 @@ def ceil_div(number: int, divisor: int) -> int:
     return -(-number // divisor)
 
 
-def trunc_normal(tensor: Tensor, std: float, generator: torch.Generator) -> None:
-    """Draw from a normal distribution, cut at ±2 in absolute terms as DeiT and Swin do."""
-    nn.init.trunc_normal_(tensor, std=std, generator=generator)
+class Pooling(nn.Module):
+    """What the head of a ViT sees of its tokens; one small class for each choice of `pool`.
 
-
-def init_norms(module: nn.Module) -> None:
-    """Set every LayerNorm to the identity."""
-    for m in module.modules():
-        if isinstance(m, nn.LayerNorm):
-            nn.init.ones_(m.weight)
-            nn.init.zeros_(m.bias)
-
-
-def init_conv(conv: nn.Conv2d, kind: str, generator: torch.Generator) -> None:
-    """Draw a patch embedding.
-
-    `lecun`: variance 1 / fan-in and no bias, as in the ViT paper's code. `uniform`: weight and bias
-    within ±1 / √fan-in, torch's default, which DeiT and Swin left as it is.
+    forward: tokens (b n c), prefix tokens first → vectors (b k c), side by side for the head.
     """
-    assert conv.bias is not None
-    bound = 1 / math.sqrt(conv.weight[0].numel())
-    if kind == "uniform":
-        nn.init.uniform_(conv.weight, -bound, bound, generator=generator)
-        nn.init.uniform_(conv.bias, -bound, bound, generator=generator)
-        return
-    std = (
-        bound / 0.87962566103423978
-    )  # a normal cut at two deviations keeps this much of its spread
-    nn.init.trunc_normal_(conv.weight, std=std, a=-2 * std, b=2 * std, generator=generator)
-    nn.init.zeros_(conv.bias)
+
+    vectors = 1
+    """Vectors of each image."""
+
+
+class FirstTokens(Pooling):
+    """The class token, and the distillation token after it."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self.vectors = tokens
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(b n c) → (b k c)"""
+        return tokens[:, : self.vectors]
+
+
+class PatchMean(Pooling):
+    """The mean of the patches."""
+
+    def __init__(self, prefix: int) -> None:
+        super().__init__()
+        self.prefix = prefix
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(b n c) → (b 1 c)"""
+        return tokens[:, self.prefix :].mean(dim=1, keepdim=True)
+
+
+class FirstTokenAndMean(PatchMean):
+    """The class token and the mean of the patches (DINOv2)."""
+
+    vectors = 2
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(b n c) → (b 2 c)"""
+        return torch.cat([tokens[:, :1], super().forward(tokens)], dim=1)
+
+
+@contextmanager
+def static_bias(model: nn.Module) -> Iterator[None]:
+    """Compute position biases once, for as long as the context lasts.
+
+    For evaluation: within it the weights must not change, and the biases get no gradient. Models
+    without such biases are left as they are.
+    """
+    holders: list[Any] = [module for module in model.modules() if hasattr(module, "hold_biases")]
+    try:
+        with torch.no_grad():
+            for module in holders:
+                module.hold_biases()
+        yield
+    finally:
+        for module in holders:
+            module.drop_biases()

@@ -69,6 +69,12 @@ class LoraLinear(nn.Linear):
         return plain.train(self.training)
 
 
+def linear_with_bias(layer: nn.Linear, x: Tensor, bias: Tensor) -> Tensor:
+    """(… c) → (… o): a layer without a bias of its own, with this one."""
+    out = F.linear(x, layer.weight, bias)
+    return out + layer.added(x) if isinstance(layer, LoraLinear) else out
+
+
 def add_lora(
     model: nn.Module,
     *,

@@ -1,7 +1,9 @@
-"""How a ViT is told where a patch lies. One small class for each choice of `positions`.
+"""Where a patch lies, added to its token: one small class for each choice of `positions`.
 
-An additive encoding has `forward(grid) -> (1, rows, c)`; rotary positions turn queries and keys
-instead. Every encoding works on any grid, also on one that the model was not configured for.
+What turns queries and keys is in `rotary.py`, what is added to scores in `relative.py`.
+
+An additive encoding has `forward(grid) -> (1, rows, c)`. Every encoding works on any grid, also on
+one that the model was not configured for.
 """
 
 import math
@@ -12,7 +14,9 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from vision.models.layers import Derived, Grid, full_precision, trunc_normal
+from vision.models.configs import ViTConfig
+from vision.models.initialization import trunc_normal
+from vision.models.layers import Derived, Grid, full_precision
 
 
 class LearnedPositions(nn.Module):
@@ -76,30 +80,19 @@ class FourierPositions(nn.Module):
         nn.init.zeros_(self.proj.bias)
 
 
-class RotaryPositions(nn.Module):
-    """Turns pairs of query and key channels by angles that grow with column and row (RoPE-ViT,
-    axial; Heo et al., ECCV 2024): half of a head's pairs turn with the column, half with the row.
-    """
-
-    def __init__(self, grid: Grid, head_width: int, prefix: int) -> None:
-        super().__init__()
-        self.rotation = Derived(partial(_rotation, head_width, prefix), grid)
-
-    def forward(self, grid: Grid) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, each (prefix + y·x, d / 2); prefix tokens are not turned."""
-        cos, sin = self.rotation(grid)
-        return cos, sin
-
-    def init_weights(self, generator: torch.Generator) -> None:
-        """Nothing is learned."""
-
-
-def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn neighbouring channel pairs of x (b h n d) by (n, d / 2) angles, in full precision."""
-    cos, sin = (full_precision(part) for part in rotation)
-    even, odd = rearrange(full_precision(x), "b h n (pair two) -> two b h n pair", two=2)
-    turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
-    return rearrange(turned, "b h n pair two -> b h n (pair two)").to(x.dtype)
+def added_positions(config: ViTConfig, grid: Grid) -> nn.Module | None:
+    """The module for what `config.positions` adds to the patches; None: nothing."""
+    match config.positions:
+        case "learned" | "learned_rotary":
+            rows = int(config.class_token) + int(config.distillation_token)
+            rows = rows if config.class_token_position else 0
+            return LearnedPositions(grid, config.width, rows)
+        case "sincos2d":
+            return SinCos2d(grid, config.width)
+        case "fourier":
+            return FourierPositions(grid, config.width)
+        case "rotary" | "none":
+            return None
 
 
 def resize_table(table: Tensor, old: Grid, new: Grid) -> Tensor:
@@ -115,16 +108,6 @@ def _sincos2d(width: int, grid: Grid, device: torch.device) -> tuple[Tensor]:
     rows, columns = _angles(frequency, grid)
     table = torch.cat([columns.sin(), columns.cos(), rows.sin(), rows.cos()], dim=-1)
     return (rearrange(table, "y x c -> 1 (y x) c"),)
-
-
-def _rotation(
-    head_width: int, prefix: int, grid: Grid, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    pairs = head_width // 4
-    rows, columns = _angles(100 ** -(torch.arange(pairs, device=device) / pairs), grid)
-    angle = rearrange(torch.cat([columns, rows], dim=-1), "y x pair -> (y x) pair")
-    angle = F.pad(angle, (0, 0, prefix, 0))
-    return angle.cos(), angle.sin()
 
 
 def _angles(frequency: Tensor, grid: Grid) -> list[Tensor]:

@@ -5,7 +5,6 @@ Axes: b batch · w windows · t tokens of a window · c width of a token (double
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,7 +14,8 @@ from torch import Tensor, nn
 
 from vision.config import pair
 from vision.models.attention import Observer, attention, learns_on_cpu
-from vision.models.configs import SwinConfig, SwinV2Config
+from vision.models.configs import AnySwinConfig
+from vision.models.initialization import init_conv, init_norms, trunc_normal
 from vision.models.layers import (
     Classifier,
     Derived,
@@ -23,27 +23,24 @@ from vision.models.layers import (
     Grid,
     Mlp,
     PatchEmbed,
-    ceil_div,
     drop_path_rates,
-    init_conv,
-    init_norms,
     pad_to_multiple,
     run_block,
-    trunc_normal,
 )
 from vision.models.positions import resize_table
 from vision.models.windows import (
+    BlockWindows,
     StageGeometry,
     StageIndex,
     StageShape,
     leave_stage,
-    permute,
     relative_index,
+    shift_windows,
     stage_index,
-    stage_shape,
+    stage_shapes,
+    stage_windows,
+    unshift_windows,
 )
-
-AnySwinConfig = SwinConfig | SwinV2Config
 
 
 class WindowAttention(nn.Module):
@@ -142,10 +139,10 @@ class SwinBlock(nn.Module):
         self.mlp = Mlp(width, int(width * config.mlp_ratio), config.dropout)
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Tensor, bias: Tensor | None, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, bias: Tensor | None, windows: BlockWindows) -> Tensor:
         """(b w·t c) in this block's window order → the same. `bias` is computed unless given."""
-        bias = self.attn.bias(mask) if bias is None else bias
-        x = x + self.drop_path(self.attn(self.norm1(x), bias))
+        bias = self.attn.bias(windows.mask) if bias is None else bias
+        x = x + self.drop_path(self.attn(windows.zero_padding(self.norm1(x)), bias))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
@@ -192,13 +189,22 @@ class Stage(nn.Module):
         index = StageIndex(*self.layout(geometry))
         for i, block in enumerate(self.blocks):
             shifted = i % 2 == 1
-            if i > 0 and index.shift is not None and index.unshift is not None:
-                there, back = index.shift, index.unshift
-                x = permute(x, there, back) if shifted else permute(x, back, there)
+            if i > 0:
+                x = shift_windows(x, index) if shifted else unshift_windows(x, index)
             static = block.static if geometry == self.layout.geometry else None
-            mask = block_mask(index, shifted)
-            x = run_block(block, x, static, mask, recompute=recompute)
+            x = run_block(block, x, static, index.windows(shifted), recompute=recompute)
         return leave_stage(x, index)
+
+    def hold_biases(self) -> None:
+        """Keep the biases of all blocks at the configured size; see `static_bias`."""
+        index = StageIndex(*self.layout(self.layout.geometry))
+        for i, block in enumerate(self.blocks):
+            block.static = block.attn.bias(index.windows(i % 2 == 1).mask)  # type: ignore
+
+    def drop_biases(self) -> None:
+        """Compute biases in every forward pass again."""
+        for block in self.blocks:
+            block.static = None  # type: ignore[assignment]
 
 
 class Swin(Classifier):
@@ -218,8 +224,7 @@ class Swin(Classifier):
         self.patch_embed = PatchEmbed(channels, config.width, pair(config.patch_size))
         self.patch_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.grid = self.patch_embed.grid(image_size)
-        largest = pair(config.window)
-        self.windows = [(min(largest[0], y), min(largest[1], x)) for y, x in self._grids(self.grid)]
+        self.windows = stage_windows(config, image_size)
         self.absolute_pos_embed: nn.Parameter | None = None
         if config.positions == "absolute":
             cells = self.grid[0] * self.grid[1]
@@ -232,17 +237,9 @@ class Swin(Classifier):
     def _width(self, stage: int) -> int:
         return self.config.width * 2**stage
 
-    def _grids(self, grid: Grid) -> list[Grid]:
-        """The grid of every stage: each merging halves it, rounding up."""
-        scales = [2**stage for stage in range(len(self.config.depths))]
-        return [(ceil_div(grid[0], scale), ceil_div(grid[1], scale)) for scale in scales]
-
     def shapes(self, grid: Grid) -> list[StageShape]:
         """The geometry of every stage for a first grid. Windows keep their configured size."""
-        return [
-            stage_shape(g, window, self.config.shift)
-            for g, window in zip(self._grids(grid), self.windows, strict=True)
-        ]
+        return stage_shapes(self.config, self.windows, grid)
 
     def _stages(self) -> Iterator[Stage]:
         config = self.config
@@ -314,32 +311,6 @@ class Swin(Classifier):
                 module.init_positions(generator)
         if self.absolute_pos_embed is not None:
             trunc_normal(self.absolute_pos_embed, 0.02, generator)
-
-
-@contextmanager
-def static_bias(model: nn.Module) -> Iterator[None]:
-    """Compute the position biases of all Swin blocks once, for as long as the context lasts.
-
-    For evaluation: within it the weights must not change, and the biases get no gradient. Models
-    without such biases are left as they are.
-    """
-    stages = [stage for stage in model.modules() if isinstance(stage, Stage)]
-    try:
-        with torch.no_grad():
-            for stage in stages:
-                index = StageIndex(*stage.layout(stage.layout.geometry))
-                for i, block in enumerate(stage.blocks):
-                    block.static = block.attn.bias(block_mask(index, i % 2 == 1))  # type: ignore
-        yield
-    finally:
-        for stage in stages:
-            for block in stage.blocks:
-                block.static = None  # type: ignore[assignment]
-
-
-def block_mask(index: StageIndex, shifted: bool) -> Tensor | None:
-    """The mask of a plain or a shifted block; a stage of one window shifts nothing."""
-    return index.shifted_mask if shifted and index.shift is not None else index.plain_mask
 
 
 def _following(shapes: list[StageShape], stage: int) -> StageShape | None:

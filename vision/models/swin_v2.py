@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from vision.models.configs import SwinV2Config
 from vision.models.layers import Derived, Grid, full_precision
-from vision.models.lora import LoraLinear
+from vision.models.lora import linear_with_bias
 from vision.models.swin import Swin, SwinBlock, WindowAttention
-from vision.models.windows import relative_index
+from vision.models.windows import BlockWindows, relative_index
 
 
 class WindowAttentionV2(WindowAttention):
@@ -63,9 +63,7 @@ class WindowAttentionV2(WindowAttention):
         slots, tokens = x.shape[1], self.window[0] * self.window[1]
         (no_k_bias,) = self.no_k_bias(self.q_bias.shape[0])
         qkv_bias = torch.cat([self.q_bias, no_k_bias, self.v_bias])
-        qkv = F.linear(x, self.qkv.weight, qkv_bias)
-        if isinstance(self.qkv, LoraLinear):
-            qkv = qkv + self.qkv.added(x)
+        qkv = linear_with_bias(self.qkv, x, qkv_bias)
         qk, v = qkv.split([2 * x.shape[2], x.shape[2]], dim=2)
         q, k = rearrange(
             self._directions(qk), "b (w t) (two h) d -> two (b w) h t d", t=tokens, two=2
@@ -91,10 +89,10 @@ class SwinV2Block(SwinBlock):
 
     attention_class = WindowAttentionV2
 
-    def forward(self, x: Tensor, bias: Tensor | None, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, bias: Tensor | None, windows: BlockWindows) -> Tensor:
         """(b w·t c) in this block's window order → the same. `bias` is computed unless given."""
-        bias = self.attn.bias(mask) if bias is None else bias
-        x = x + self.drop_path(self.norm1(self.attn(x, bias)))
+        bias = self.attn.bias(windows.mask) if bias is None else bias
+        x = x + self.drop_path(self.norm1(self.attn(windows.zero_padding(x), bias)))
         return x + self.drop_path(self.norm2(self.mlp(x)))
 
 
@@ -136,10 +134,11 @@ def _relative(reference: Grid, window: Grid, device: torch.device) -> tuple[Tens
     """For every pair of a window the row of its offset, and the offsets: sign · log₂(1 + 8|Δ|) /
     log₂ 8.
 
-    Δ is in units of the window that the network was trained with.
+    Δ is in units of the window that the network was trained with. In single precision and in this
+    order of operations, so that the offsets are those of every other Swin V2 to the last bit.
     """
     axes = [
-        torch.arange(1 - size, size, device=device).float() * (8 / max(unit - 1, 1))
+        torch.arange(1 - size, size, device=device).float() / max(unit - 1, 1) * 8
         for size, unit in zip(window, reference, strict=True)
     ]
     offsets = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 1)

@@ -1,4 +1,7 @@
-"""The Vision Transformer (Dosovitskiy et al., ICLR 2021, section 3.1), one picture in one sequence.
+"""The Vision Transformer (Dosovitskiy et al., ICLR 2021, section 3.1), one image in one sequence.
+
+Stem, positions, rotations, perceptron, pooling and head are each a choice of the config and a small
+class in a module of its own; here is how they fit together.
 
 Axes: b batch · c width · n tokens (prefix tokens first, then patches row by row) · h heads · d
 width of a head · y, x rows and columns of the patch grid.
@@ -10,53 +13,65 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vision.config import pair
-from vision.models.attention import Observer, attention
+from vision.models.attention import Observer, attention, width_of_head
 from vision.models.configs import ViTConfig
+from vision.models.initialization import init_conv, init_norms, trunc_normal
 from vision.models.layers import (
     Classifier,
     DropPath,
+    FirstTokenAndMean,
+    FirstTokens,
+    GatedMlp,
     Grid,
     Mlp,
     PatchEmbed,
+    PatchMean,
+    Pooling,
     drop_path_rates,
-    init_conv,
-    init_norms,
     run_block,
-    trunc_normal,
 )
-from vision.models.positions import (
-    FourierPositions,
-    LearnedPositions,
-    RotaryPositions,
-    SinCos2d,
-    rotate,
-)
+from vision.models.lora import linear_with_bias
+from vision.models.pooling import AttentionPool
+from vision.models.positions import added_positions
+from vision.models.relative import RelativeBias
+from vision.models.rotary import Rotation, rotary_positions, rotate
+from vision.models.stems import NormedPatches
+
+HEAD = ("norm", "pooling", "representation", "projection", "head", "head_dist")
+"""Parts behind the last block."""
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention over all tokens of a picture."""
+    """Multi-head self-attention over all tokens of an image."""
 
     observer: Observer | None = None
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.heads = config.heads
-        self.scale = (config.width // config.heads) ** -0.5
+        head_width, eps = width_of_head(config), config.norm_eps
+        inner = config.heads * head_width
+        self.heads, self.scale = config.heads, head_width**-0.5
         self.attention_dropout, self.dropout = config.attention_dropout, config.dropout
-        self.qkv = nn.Linear(config.width, 3 * config.width)
-        self.proj = nn.Linear(config.width, config.width)
+        self.qkv = nn.Linear(config.width, 3 * inner, bias=config.qkv_bias == "qkv")
+        self.q_bias: nn.Parameter | None = None
+        if config.qkv_bias == "qv":
+            self.q_bias = nn.Parameter(torch.empty(inner))
+            self.v_bias = nn.Parameter(torch.empty(inner))
         self.q_norm: nn.Module | None = None
-        self.k_norm: nn.Module | None = None
         if config.qk_norm:
-            self.q_norm = nn.LayerNorm(config.width // config.heads, eps=config.norm_eps)
-            self.k_norm = nn.LayerNorm(config.width // config.heads, eps=config.norm_eps)
+            self.q_norm = nn.LayerNorm(head_width, eps=eps)
+            self.k_norm = nn.LayerNorm(head_width, eps=eps)
+        self.norm = nn.LayerNorm(inner, eps=eps) if config.attention_norm else nn.Identity()
+        self.proj = nn.Linear(inner, config.width)
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
-        """(b n c) → (b n c)"""
+    def forward(
+        self, x: Tensor, rotation: Rotation | None = None, bias: Tensor | None = None
+    ) -> Tensor:
+        """(b n c) → (b n c); `bias` (1 h n n) is added to the scores."""
         q, k, v = rearrange(
-            self.qkv(x), "b n (three h d) -> three b h n d", three=3, h=self.heads
+            self._qkv(x), "b n (three h d) -> three b h n d", three=3, h=self.heads
         ).unbind(0)
-        if self.q_norm is not None and self.k_norm is not None:
+        if self.q_norm is not None:
             q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
@@ -64,11 +79,19 @@ class Attention(nn.Module):
             q,
             k,
             v,
+            bias,
             scale=self.scale,
             dropout=self.attention_dropout if self.training else 0.0,
             observer=self.observer,
         )
-        return F.dropout(self.proj(x), self.dropout, self.training)
+        return F.dropout(self.proj(self.norm(x)), self.dropout, self.training)
+
+    def _qkv(self, x: Tensor) -> Tensor:
+        """Queries, keys and values side by side: (b n 3·h·d)."""
+        if self.q_bias is None:
+            return self.qkv(x)
+        bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
+        return linear_with_bias(self.qkv, x, bias)
 
 
 class LayerScale(nn.Module):
@@ -84,41 +107,48 @@ class LayerScale(nn.Module):
         return x * self.gamma
 
 
-class SwiGlu(nn.Module):
-    """A perceptron whose hidden layer is gated by a SiLU (Shazeer, 2020)."""
-
-    def __init__(self, width: int, hidden: int, dropout: float) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(width, 2 * hidden)
-        self.fc2 = nn.Linear(hidden, width)
-        self.dropout = dropout
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(b n c) → (b n c)"""
-        gate, x = self.fc1(x).chunk(2, dim=-1)
-        x = F.dropout(F.silu(gate) * x, self.dropout, self.training)
-        return F.dropout(self.fc2(x), self.dropout, self.training)
-
-
 class Block(nn.Module):
     """Pre-norm encoder block: attention, then MLP, each on a residual branch."""
 
-    def __init__(self, config: ViTConfig, drop_path: float) -> None:
+    def __init__(self, config: ViTConfig, grid: Grid, drop_path: float) -> None:
         super().__init__()
-        width, scale = config.width, config.layer_scale
-        self.norm1 = nn.LayerNorm(width, eps=config.norm_eps)
+        width, eps, scale = config.width, config.norm_eps, config.layer_scale
+        self.norm1 = nn.LayerNorm(width, eps=eps)
+        self.relative: RelativeBias | None = None
+        if config.relative_bias == "block":
+            self.relative = RelativeBias(grid, config.heads)
         self.attn = Attention(config)
         self.ls1 = nn.Identity() if scale is None else LayerScale(width, scale)
-        self.norm2 = nn.LayerNorm(width, eps=config.norm_eps)
-        perceptron = SwiGlu if config.mlp == "swiglu" else Mlp
-        self.mlp = perceptron(width, int(width * config.mlp_ratio), config.dropout)
+        self.norm2 = nn.LayerNorm(width, eps=eps)
+        self.mlp = (GatedMlp if config.mlp == "gated" else Mlp)(
+            width,
+            int(width * config.mlp_ratio),
+            config.dropout,
+            config.activation,
+            eps if config.mlp_norm else None,
+        )
         self.ls2 = nn.Identity() if scale is None else LayerScale(width, scale)
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
-        """(b n c) → (b n c)"""
-        x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), rotation)))
+    def forward(
+        self, x: Tensor, grid: Grid, rotation: Rotation | None, bias: Tensor | None
+    ) -> Tensor:
+        """(b n c) → (b n c); `bias` is shared by all blocks, if they have none of their own."""
+        bias = bias if self.relative is None else self.relative(grid)
+        x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), rotation, bias)))
         return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
+
+
+class PostNormBlock(Block):
+    """The same with the norm at the end of each residual branch (EVA-02-CLIP-E)."""
+
+    def forward(
+        self, x: Tensor, grid: Grid, rotation: Rotation | None, bias: Tensor | None
+    ) -> Tensor:
+        """(b n c) → (b n c)"""
+        bias = bias if self.relative is None else self.relative(grid)
+        x = x + self.drop_path(self.ls1(self.norm1(self.attn(x, rotation, bias))))
+        return x + self.drop_path(self.ls2(self.norm2(self.mlp(x))))
 
 
 class ViT(Classifier):
@@ -126,43 +156,44 @@ class ViT(Classifier):
     tokens.
     """
 
-    undecayed = frozenset({"cls_token", "dist_token", "reg_token", "table"})
+    undecayed = frozenset(
+        {"cls_token", "dist_token", "reg_token", "table", "latent", "frequencies"}
+    )
 
     def __init__(self, config: ViTConfig, image_size: Grid, channels: int, classes: int) -> None:
         super().__init__()
         self.config = config
-        width = config.width
-        self.patch_embed = PatchEmbed(channels, width, pair(config.patch_size))
+        width, eps = config.width, config.norm_eps
+        self.patch_embed = _stem(config, channels)
         self.grid = self.patch_embed.grid(image_size)
         self.cls_token = _tokens(int(config.class_token), width)
         self.dist_token = _tokens(int(config.distillation_token), width)
         self.reg_token = _tokens(config.registers, width)
         self.prefix = int(config.class_token) + int(config.distillation_token) + config.registers
-        self.positions = self._positions()
+        self.positions = added_positions(config, self.grid)
+        self.rotary = rotary_positions(config, self.grid, self.prefix) if config.turns else None
+        self.relative: RelativeBias | None = None
+        if config.relative_bias == "shared":
+            self.relative = RelativeBias(self.grid, config.heads)
+        self.norm_pre = nn.LayerNorm(width, eps=eps) if config.embedding_norm else nn.Identity()
+        block = PostNormBlock if config.block_norm == "after" else Block
         rates = drop_path_rates(config.drop_path, config.drop_path_schedule, config.depth)
-        self.blocks = nn.ModuleList(Block(config, rate) for rate in rates)
-        self.norm = nn.LayerNorm(width, eps=config.norm_eps)
-        pooled = 2 * width if config.pool == "class_token_and_mean" else width
-        self.head: nn.Module = nn.Linear(pooled, classes) if classes else nn.Identity()
+        self.blocks = nn.ModuleList(block(config, self.grid, rate) for rate in rates)
+        self.norm = nn.Identity() if config.pool_norm == "none" else nn.LayerNorm(width, eps=eps)
+        self.pooling = _pooling(config, self.prefix)
+        pooled = width if config.distillation_token else self.pooling.vectors * width
+        self.representation: nn.Linear | None = None
+        if config.representation is not None:
+            self.representation = nn.Linear(pooled, config.representation)
+        self.projection: nn.Linear | None = None
+        if config.projection is not None:
+            inputs = config.representation or pooled
+            self.projection = nn.Linear(inputs, config.projection, bias=False)
+        features = config.projection or config.representation or pooled
+        self.head: nn.Module = nn.Linear(features, classes) if classes else nn.Identity()
         self.head_dist: nn.Module | None = None
         if config.distillation_token:
             self.head_dist = nn.Linear(width, classes) if classes else nn.Identity()
-
-    def _positions(self) -> nn.Module | None:
-        config = self.config
-        match config.positions:
-            case "learned":
-                rows = int(config.class_token) + int(config.distillation_token)
-                rows = rows if config.class_token_position else 0
-                return LearnedPositions(self.grid, config.width, rows)
-            case "sincos2d":
-                return SinCos2d(self.grid, config.width)
-            case "fourier":
-                return FourierPositions(self.grid, config.width)
-            case "rotary":
-                return RotaryPositions(self.grid, config.width // config.heads, self.prefix)
-            case "none":
-                return None
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Images (b channels height width) → tokens (b n c), normed unless the norm follows the
@@ -171,12 +202,13 @@ class ViT(Classifier):
         x = self.patch_embed(images)
         grid = (x.shape[-2], x.shape[-1])
         x = self._embed(rearrange(x, "b c y x -> b (y x) c"), grid)
-        x = F.dropout(x, self.config.dropout, self.training)
-        turns = isinstance(self.positions, RotaryPositions)
-        rotation = self.positions(grid) if turns and self.positions is not None else None
-        for block in self.blocks:
-            x = run_block(block, x, rotation, recompute=self.config.checkpoint_activations)
-        return x if self._norm_after_pool else self.norm(x)
+        x = self.norm_pre(F.dropout(x, self.config.dropout, self.training))
+        rotations = [None] * len(self.blocks) if self.rotary is None else self.rotary(grid)
+        bias = None if self.relative is None else self.relative(grid)
+        for block, rotation in zip(self.blocks, rotations, strict=True):
+            recompute = self.config.checkpoint_activations
+            x = run_block(block, x, grid, rotation, bias, recompute=recompute)
+        return x if self.config.pool_norm == "after" else self.norm(x)
 
     def _embed(self, patches: Tensor, grid: Grid) -> Tensor:
         """Patches (b y·x c) with positions and prefix tokens: class token, distillation token,
@@ -185,7 +217,7 @@ class ViT(Classifier):
         batch = patches.shape[0]
         tokens = (self.cls_token, self.dist_token, self.reg_token)
         prefix = [t.expand(batch, -1, -1) for t in tokens if t is not None]
-        if self.positions is None or isinstance(self.positions, RotaryPositions):
+        if self.positions is None:
             return torch.cat([*prefix, patches], dim=1) if prefix else patches
         table = self.positions(grid)
         if table.shape[1] == patches.shape[1]:
@@ -197,17 +229,12 @@ class ViT(Classifier):
         return torch.cat([x[:, :rows], *prefix[rows:], x[:, rows:]], dim=1) if prefix[rows:] else x
 
     def pool(self, features: Tensor) -> Tensor:
-        """Tokens (b n c) → (b c), normed; two vectors side by side where the head takes two."""
-        match self.config.pool:
-            case "class_token" if self.head_dist is not None:
-                x = features[:, :2]
-            case "class_token":
-                x = features[:, 0]
-            case "mean":
-                x = features[:, self.prefix :].mean(dim=1)
-            case "class_token_and_mean":
-                x = torch.stack([features[:, 0], features[:, self.prefix :].mean(dim=1)], dim=1)
-        return (self.norm(x) if self._norm_after_pool else x).flatten(1)
+        """Tokens (b n c) → what the head takes (b c), where it takes two vectors side by side."""
+        x = self.pooling(features)
+        x = (self.norm(x) if self.config.pool_norm == "after" else x).flatten(1)
+        if self.representation is not None:
+            x = torch.tanh(self.representation(x))
+        return x if self.projection is None else self.projection(x)
 
     def classify(self, pooled: Tensor) -> Tensor:
         """Pooled tokens → logits (b classes); of two heads the mean."""
@@ -216,16 +243,16 @@ class ViT(Classifier):
         first, second = pooled.chunk(2, dim=1)
         return (self.head(first) + self.head_dist(second)) / 2
 
-    @property
-    def _norm_after_pool(self) -> bool:
-        return self.config.pool_norm == "after"
+    def heads(self) -> list[nn.Module]:
+        """The head, and that of the distillation token."""
+        return [self.head] if self.head_dist is None else [self.head, self.head_dist]
 
     def layer_of(self, parameter: str) -> int:
-        """0: embedding; i: block i - 1; `depth + 1`: last norm and head."""
+        """0: embedding; i: block i - 1; `depth + 1`: last norm, pooling and head."""
         part, _, rest = parameter.partition(".")
         if part == "blocks":
             return int(rest.split(".")[0]) + 1
-        return len(self.blocks) + 1 if part in ("norm", "head", "head_dist") else 0
+        return len(self.blocks) + 1 if part in HEAD else 0
 
     def init_weights(self, generator: torch.Generator) -> None:
         """As in DeiT (`trunc_normal`), or as in the ViT paper's own code (`xavier`)."""
@@ -237,8 +264,16 @@ class ViT(Classifier):
                 _init_linear(name, module, xavier, generator)
             elif isinstance(module, LayerScale):
                 nn.init.constant_(module.gamma, module.start)
-        if self.positions is not None:
-            self.positions.init_weights(generator)  # type: ignore[operator]
+            elif isinstance(module, Attention) and module.q_bias is not None:
+                nn.init.zeros_(module.q_bias)
+                nn.init.zeros_(module.v_bias)
+            elif isinstance(module, AttentionPool):
+                trunc_normal(module.latent, self.config.width**-0.5, generator)
+            elif isinstance(module, RelativeBias):
+                nn.init.zeros_(module.table)
+        for positions in (self.positions, self.rotary):
+            if positions is not None:
+                positions.init_weights(generator)  # type: ignore[operator]
         if self.cls_token is not None and xavier:
             nn.init.zeros_(self.cls_token)
         elif self.cls_token is not None:
@@ -252,12 +287,36 @@ class ViT(Classifier):
                 nn.init.zeros_(head.weight)
 
 
+def _stem(config: ViTConfig, channels: int) -> PatchEmbed:
+    """From pixels to tokens."""
+    match config.stem:
+        case "patch_normed":
+            return NormedPatches(config, channels)
+        case "patch" | "patch_no_bias" as kind:
+            patch = pair(config.patch_size)
+            return PatchEmbed(channels, config.width, patch, bias=kind == "patch")
+
+
+def _pooling(config: ViTConfig, prefix: int) -> Pooling:
+    """From tokens, of which `prefix` come before the patches, to what the head sees."""
+    match config.pool:
+        case "class_token":
+            return FirstTokens(1 + int(config.distillation_token))
+        case "mean":
+            return PatchMean(prefix)
+        case "class_token_and_mean":
+            return FirstTokenAndMean(prefix)
+        case "attention":
+            return AttentionPool(config, prefix)
+
+
 def _tokens(count: int, width: int) -> nn.Parameter | None:
     return nn.Parameter(torch.empty(1, count, width)) if count else None
 
 
 def _init_linear(name: str, linear: nn.Linear, xavier: bool, generator: torch.Generator) -> None:
-    nn.init.zeros_(linear.bias)
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)
     if not xavier:
         trunc_normal(linear.weight, 0.02, generator)
         return

@@ -12,9 +12,9 @@ from einops import rearrange
 from PIL import Image
 from torch import Tensor
 
-from vision.checkpoints.atomic import replacing, write_all
 from vision.config import ConfigError
 from vision.data.preprocess import Preprocess, normalizer
+from vision.files import replacing, write_all
 from vision.inspection.capture import capture
 from vision.inspection.figures.diagnostics import Heads, gather_heads, heads_figure
 from vision.inspection.figures.drawing import Drawing

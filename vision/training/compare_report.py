@@ -7,10 +7,9 @@ from io import StringIO
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from vision.terminal import elapsed
+from vision.terminal import elapsed, plain
 from vision.training.compare import ABSENT, Comparison, Group
 
 SHARES = ("top1", "top5", "balanced_accuracy", "macro_f1")
@@ -18,22 +17,24 @@ SHARES = ("top1", "top5", "balanced_accuracy", "macro_f1")
 PLAIN_WIDTH = 240
 
 
-def table_text(comparison: Comparison, plain: bool = False) -> str:
-    """For people. `plain` is for a file: no colours, and lines as long as they need to be."""
+def table_text(comparison: Comparison, to_file: bool = False) -> str:
+    """For people; in a file without colours and with lines as long as they need to be."""
     console = Console(highlight=False)
-    if plain or not console.is_terminal:
+    if to_file or not console.is_terminal:
         console = Console(highlight=False, width=PLAIN_WIDTH, no_color=True, force_terminal=False)
     headers, rows = _cells(comparison)
-    table = Table(*map(escape, headers))
+    table = Table()
+    for header in headers:
+        table.add_column(plain(header))
     best = comparison.best()
     for group, row in zip(comparison.groups, rows, strict=True):
         style = "bold" if group in best else "" if group.complete else "dim"
-        table.add_row(*map(escape, row), style=style)
+        table.add_row(*map(plain, row), style=style)
     with console.capture() as captured:
         console.print(table)
-        console.print(escape(_caption(comparison)), soft_wrap=True)
+        console.print(plain(_caption(comparison)), soft_wrap=True)
         for note in comparison.notes:
-            console.print(escape(f"· {note}"), soft_wrap=True)
+            console.print(plain(f"· {note}"), soft_wrap=True)
     return captured.get()
 
 

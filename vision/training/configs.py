@@ -6,6 +6,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from vision.checkpoints.configs import Renaming
 from vision.config import Config, Count, PositiveInt, Rate
 from vision.data.configs import AugmentConfig, DataConfig, LoaderConfig, PreprocessConfig
 from vision.models.configs import ModelChoice
@@ -206,12 +207,16 @@ class TrainConfig(Config):
     """
     init_weights: Literal["auto", "raw", "ema"]
     """The weights as trained, or their average; auto: the average if there is one."""
+    init_rename: Renaming
+    """Rules "pattern -> replacement" for the names of tensors, applied before the layout is
+    recognised."""
     init_positions: Literal[
-        "bicubic_antialias", "bicubic", "bicubic_corners", "dino", "bilinear_corners"
+        "auto", "bicubic_antialias", "bicubic", "bicubic_corners", "dino", "bilinear_corners"
     ]
-    """How a table of positions is fitted to another grid."""
-    init_windows: Literal["geometric", "bicubic"]
-    """How a table of relative positions is fitted to another window."""
+    """How a table of positions is fitted to another grid; auto: as the project that wrote the
+    weights does."""
+    init_windows: Literal["auto", "geometric", "bicubic", "bilinear"]
+    """How a table of relative positions is fitted to another window or grid; auto: as above."""
     model: ModelChoice
     tune: TuneConfig
     probe_first: ProbeFirstConfig | None

@@ -19,7 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from vision.config import ConfigError
+from vision.models.build import pick_device
 
 T = TypeVar("T")
 
@@ -104,25 +104,6 @@ def world(setting: Literal["auto", "cpu", "cuda", "mps"]) -> Iterator[World]:
         yield World(dist.get_rank(), dist.get_world_size(), device)
     finally:
         dist.destroy_process_group()
-
-
-def pick_device(
-    setting: Literal["auto", "cpu", "cuda", "mps"], local_rank: int = 0
-) -> torch.device:
-    """The device that a setting means, for a process of this machine."""
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if setting == "auto":
-        setting = "cuda" if there["cuda"] else "mps" if there["mps"] else "cpu"
-    if not there.get(setting, True):
-        raise ConfigError(f"device: {setting} is not available on this machine; try device=auto.")
-    if setting != "cuda":
-        return torch.device(setting)
-    if local_rank >= torch.cuda.device_count():
-        raise ConfigError(
-            f"device: process {local_rank} of this machine has no GPU of its own: there are "
-            f"{torch.cuda.device_count()}. Start as many processes as there are GPUs."
-        )
-    return torch.device("cuda", local_rank)
 
 
 def spread(model: nn.Module, parallel: Literal["ddp", "fsdp"], world: World) -> nn.Module:

@@ -30,13 +30,11 @@ from vision.data.randomness import generator
 from vision.data.sampling import Request
 from vision.data.source import Source
 from vision.evaluation.evaluate import evaluation_mode
-from vision.models.layers import Classifier
-from vision.models.swin import static_bias
+from vision.models.layers import Classifier, static_bias
 from vision.training.configs import TrainConfig, TuneHeadConfig
 from vision.training.distributed import World
 from vision.training.run import RunFileError
 from vision.training.step import autocast
-from vision.training.tune import head_names, heads
 
 if TYPE_CHECKING:
     from vision.training.job import Job
@@ -50,7 +48,7 @@ class HeadOnly(nn.Module):
 
     def __init__(self, model: Classifier) -> None:
         super().__init__()
-        self.heads = nn.ModuleList(heads(model))
+        self.heads = nn.ModuleList(model.heads())
         self._classify = model.classify
 
     def forward(self, features: Tensor) -> Tensor:
@@ -255,7 +253,7 @@ def _all_rows(
 def _digest_weights(model: Classifier) -> str:
     """Of everything that the features depend on, which is all but the head."""
     digest = hashlib.sha256()
-    excluded = head_names(model)
+    excluded = model.head_names()
     for name, tensor in model.state_dict().items():
         if name not in excluded:
             data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from vision.checkpoints.report import LoadReport
 from vision.config import ConfigError
-from vision.data.build import build_source, picture_size
+from vision.data.build import build_source
 from vision.data.configs import DataConfig, FolderConfig
 from vision.data.loader import Loader, Recipe, resolve_workers
 from vision.data.preprocess import Preprocess, normalizer, resolve_preprocess, usual_values
@@ -18,7 +17,6 @@ from vision.data.sampling import TrainingPlan
 from vision.data.source import Source
 from vision.data.subsets import imbalance
 from vision.data.table import read_table, with_saved_split, write_table
-from vision.models.build import build_model
 from vision.models.layers import Classifier
 from vision.training.configs import TrainConfig
 from vision.training.distributed import World, compile_steps, spread
@@ -29,7 +27,7 @@ from vision.training.memory import largest_that_fits
 from vision.training.optim import build_optimizer
 from vision.training.run import Run
 from vision.training.schedule import Plan, plan_run
-from vision.training.start import Start, differences, find_start, load_start, size_line
+from vision.training.start import FirstModel, differences, first_model
 from vision.training.state import TrainState
 from vision.training.step import Setup
 from vision.training.tune import counts, freeze, set_modes
@@ -107,13 +105,13 @@ def build_job(config: TrainConfig, run: Run, world: World, source: str | None = 
     _set_up_torch(config, world)
     data = _data(config, run, world)
     train, val = build_source(data, "train"), build_source(data, "val")
-    start = find_start(config, run, world, config.init if source is None else source)
-    size, who = picture_size(config.data, start.image_size)
-    known = [*start.known, *usual_values(config.data)]
-    preprocess = resolve_preprocess(config.preprocess, size, train.channels, known)
-    preprocess = replace(preprocess, origin={"image_size": who, **preprocess.origin})
+    first = first_model(config, run, world, config.init if source is None else source, train)
+    known = [*first.known, *usual_values(config.data)]
+    preprocess = resolve_preprocess(config.preprocess, first.image_size, train.channels, known)
+    origin = {"image_size": first.size_origin, **preprocess.origin}
+    preprocess = replace(preprocess, origin=origin)
     classes = len(train.classes)
-    model, report = _model(config, start, preprocess, classes, world)
+    model = _ready(config, first.model, world)
     check_loss(config.loss, config.augment.label_smoothing, classes)
     setup = Setup(config, world, classes, normalizer(preprocess, world.device))
     order = _order(config, world, parts=_parts(run, model, setup, preprocess))
@@ -129,8 +127,7 @@ def build_job(config: TrainConfig, run: Run, world: World, source: str | None = 
         scaler=torch.amp.GradScaler(world.device.type, enabled=config.precision == "fp16"),
         average=start_average(model) if config.ema is not None else None,
         sums=torch.zeros(3, device=world.device),
-        notes=_notes(config, start, train, preprocess, model)
-        | {"load_report": start.report if report is None else report.as_dict()},
+        notes=_notes(config, first, train, preprocess, model),
     )
     return Job(
         config=config,
@@ -145,42 +142,30 @@ def build_job(config: TrainConfig, run: Run, world: World, source: str | None = 
         module=module,
         state=state,
         evaluated=(plain, AS_IT_IS if caches(config) else preprocess),
-        load_report=[
-            *([] if report is None else report.lines()),
-            *size_line(start, preprocess.image_size),
-        ],
+        load_report=list(first.lines),
         warnings=_warnings(config, world, train)
-        + differences(config.preprocess, preprocess, start.known),
+        + differences(config.preprocess, preprocess, first.known),
     )
 
 
-def _model(
-    config: TrainConfig, start: Start, preprocess: Preprocess, classes: int, world: World
-) -> tuple[Classifier, LoadReport | None]:
-    """The model with the weights that it starts from, frozen where it is not to be trained."""
-    model = build_model(
-        start.model,
-        preprocess.image_size,
-        channels=preprocess.channels,
-        classes=classes,
-        seed=config.seed,
-    )
-    report = load_start(model, start, config)
-    freeze(model, config.tune, config.seed)
+def _ready(config: TrainConfig, model: Classifier, world: World) -> Classifier:
+    """The model on its device, frozen where it is not to be trained."""
+    freeze(model.train(), config.tune, config.seed)
     model = model.to(world.device)
     if config.channels_last and not (config.parallel == "fsdp" and world.size > 1):
         model = model.to(memory_format=torch.channels_last)  # FSDP takes contiguous weights alone
-    return model, report
+    return model
 
 
 def _notes(
-    config: TrainConfig, start: Start, train: Source, preprocess: Preprocess, model: Classifier
+    config: TrainConfig, first: FirstModel, train: Source, preprocess: Preprocess, model: Classifier
 ) -> dict[str, Any]:
     """What a checkpoint says of the run, beside its tensors."""
     trained, parameters = counts(model)
     return {
         "config": config.model_dump(mode="json"),
-        "model": start.model.model_dump(mode="json"),
+        "model": first.config.model_dump(mode="json"),
+        "load_report": first.report,
         "classes": list(train.classes),
         "channels": train.channels,
         "parameters": parameters,

@@ -4,8 +4,8 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 
-from vision.checkpoints.folder import mark_best, prune, step_path
-from vision.checkpoints.native import open_latest, write_checkpoint
+from vision.checkpoints.native.checkpoint import open_latest, write_checkpoint
+from vision.checkpoints.native.folder import mark_best, prune, step_path
 from vision.data.loader import Batch, evaluation_batches, training_batches
 from vision.evaluation.evaluate import evaluate
 from vision.models.layers import Classifier

@@ -5,11 +5,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
+from rich.text import Text
 
 from vision.data.preprocess import Preprocess
+from vision.terminal import plain
 from vision.training.tune import counts
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 # On a narrow terminal the bar gives way, not the numbers.
 _COLUMNS = (
-    TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+    TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
     BarColumn(bar_width=None, table_column=Column(ratio=1, max_width=40)),
     MofNCompleteColumn(table_column=Column(no_wrap=True)),
     TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
@@ -35,11 +36,14 @@ class Reporter:
 
     def say(self, text: str) -> None:
         """A line."""
-        self.console.print(text, soft_wrap=True)
+        self.console.print(plain(text), soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """A line that should not be missed."""
-        self.console.print(f"[yellow]warning:[/yellow] {text}", soft_wrap=True)
+        self._named("warning:", "yellow", text)
+
+    def _named(self, name: str, style: str, text: str) -> None:
+        self.console.print(Text.assemble((name, style), " ", plain(text)), soft_wrap=True)
 
     @contextmanager
     def counting(self, text: str, total: int) -> Iterator[Callable[[int], None]]:
@@ -55,9 +59,9 @@ class Reporter:
     def start(self, job: "Job") -> None:
         """What is about to run, and where it is stored."""
         for line in job.load_report:
-            self.console.print(line, soft_wrap=True, markup=False)
+            self.say(line)
         for name, value in _summary(job).items():
-            self.console.print(f"[bold]{name:14}[/bold] {escape(value)}", soft_wrap=True)
+            self._named(f"{name:14}", "bold", value)
         for warning in job.warnings:
             self.warn(warning)
         if self.console.is_terminal:
@@ -114,7 +118,7 @@ class Reporter:
         width = max(map(len, commands))
         self.say("Next:")
         for command, purpose in commands.items():
-            self.console.print(f"  {command:{width}}  # {purpose}", soft_wrap=True, markup=False)
+            self.say(f"  {command:{width}}  # {purpose}")
 
     def close(self) -> None:
         """End the progress bar."""

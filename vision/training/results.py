@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.folder import latest
-from vision.checkpoints.header import read_record
+from vision.checkpoints.native.folder import latest
+from vision.checkpoints.native.header import read_record
 from vision.config import ConfigError
 from vision.training.run import Run, better, flat, is_free
 

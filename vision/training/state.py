@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vision.checkpoints.native import Checkpoint
-from vision.checkpoints.optimizer import (
+from vision.checkpoints.native.checkpoint import Checkpoint
+from vision.checkpoints.native.optimizer import (
     flatten_optimizer,
     parameter_names,
     unflatten_optimizer,

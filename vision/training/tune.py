@@ -46,15 +46,9 @@ def freeze(model: Classifier, tune: TuneConfig, seed: int) -> None:
             seed=seed,
         )
     names = [name for name, _ in model.named_parameters()]
-    trained = head_names(model) | _trained(model, tune, names)
+    trained = model.head_names() | _trained(model, tune, names)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trained)
-
-
-def head_names(model: Classifier) -> set[str]:
-    """The names of the parameters of the classifying layer, or of both of a distilled model."""
-    own = {id(parameter) for head in heads(model) for parameter in head.parameters()}
-    return {name for name, parameter in model.named_parameters() if id(parameter) in own}
 
 
 def set_modes(model: Classifier, tune: TuneConfig) -> None:
@@ -63,7 +57,7 @@ def set_modes(model: Classifier, tune: TuneConfig) -> None:
     match tune:
         case TuneHeadConfig():
             model.eval()
-            for head in heads(model):
+            for head in model.heads():
                 head.train()
         case TunePartialConfig():
             for module in model.modules():
@@ -129,13 +123,3 @@ def _named(parts: Iterable[str], names: list[str]) -> set[str]:
 def _ends(name: str) -> list[int]:
     """Where the names of the modules of a parameter end."""
     return [i for i, letter in enumerate(name) if letter == "."] + [len(name)]
-
-
-def heads(model: Classifier) -> list[nn.Module]:
-    """The classifying layer, or both of a distilled model."""
-    if isinstance(model, TimmModel):
-        head = model.model.get_classifier()
-        found = list(head) if isinstance(head, tuple | list) else [head]
-    else:
-        found = [model.head, getattr(model, "head_dist", None)]
-    return [head for head in found if isinstance(head, nn.Module)]

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from vision.checkpoints.atomic import replacing, write_all
+from vision.files import replacing, write_all
 from vision.inspection.captions import Caption
 
 Array = NDArray[Any]

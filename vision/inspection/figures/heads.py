@@ -214,7 +214,12 @@ def _named(captured: Captured, query: Query) -> str:
     """A query in words."""
     if query == "pool":
         pool = captured.ending.pool
-        return {"class": "the class token", "mean": "the mean of all cells"}.get(pool, f"{pool}")
+        named = {
+            "class": "the class token",
+            "mean": "the mean of all cells",
+            "attention": "the attention pooling",
+        }
+        return named.get(pool, pool)
     return f"the {query} token" if isinstance(query, str) else f"the cell {query}"
 
 

@@ -1,0 +1,188 @@
+"""The model that weights belong to: its config, the images that it was trained on, its classes.
+
+Shapes come first; what is written beside the weights replaces them; what the caller gives replaces
+both. What none of them says is taken from known models and listed as assumed, or asked back.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from vision.checkpoints.errors import CheckpointError
+from vision.checkpoints.fit.assign import remedy
+from vision.checkpoints.fit.infer_swin import swin_values
+from vision.checkpoints.fit.infer_vit import vit_values
+from vision.checkpoints.fit.timm_weights import describe_timm
+from vision.checkpoints.layouts.rules import need, patch_weight
+from vision.checkpoints.native.run_record import RunRecord
+from vision.checkpoints.weights import StoredWeights
+from vision.config import ConfigError, pair, parse, suggest
+from vision.data.preprocess import DEFAULT, NAMES, Known
+from vision.models.configs import (
+    MODEL_FIELDS,
+    ModelConfig,
+    SwinConfig,
+    SwinV2Config,
+    TimmConfig,
+)
+from vision.models.layers import Grid
+from vision.models.windows import change_window
+
+SHOWN = ("patch_size", "width", "depth", "depths", "mlp_ratio", "mlp", "class_token", "registers")
+"""Settings of a model that the shapes of its weights show."""
+
+
+class Description(NamedTuple):
+    """What a place says of its model."""
+
+    config: ModelConfig
+    trained_size: Grid
+    channels: int
+    classes: int
+    class_names: tuple[str, ...] | None
+    known: Known
+    assumed: tuple[str, ...] = ()
+    other_windows: bool = False
+    """Whether a Swin gets other windows than those that it was trained with."""
+
+
+def describe(
+    stored: StoredWeights, model: ModelConfig | None, given: Mapping[str, Any]
+) -> Description:
+    if stored.record is not None:
+        return _describe_run(stored, stored.record, model, given)
+    known = stored.metadata
+    assumed: list[str] = []
+    if isinstance(model, TimmConfig):
+        known, channels, classes, assumed = describe_timm(model, stored.tensors, known)
+        config: ModelConfig = model
+        size = known.image_size or (224, 224)
+    else:
+        config, size = _infer(stored, model, given, assumed)
+        tensors = stored.converted.tensors
+        channels = patch_weight(tensors).shape[1]
+        classes = need(tensors, "head.weight", 2).shape[0] if "head.weight" in tensors else 0
+    preprocess, origin = known.preprocess, known.preprocess_origin
+    if not preprocess:
+        preprocess = stored.converted.preprocess
+        origin = f"usual for weights of {stored.layout}"
+    if not preprocess:
+        assumed.append(
+            "mean and std of ImageNet: nothing beside the weights says how images were prepared "
+            "(AugReg's weights in timm's layout want 0.5)"
+        )
+    names = known.class_names
+    return Description(
+        config,
+        size,
+        channels,
+        classes,
+        names if names is not None and len(names) == classes else None,
+        [(origin, preprocess)],
+        tuple(assumed),
+    )
+
+
+def _describe_run(
+    stored: StoredWeights, record: RunRecord, model: ModelConfig | None, given: Mapping[str, Any]
+) -> Description:
+    """A run of this project knows everything about itself."""
+    values = record.preprocess
+    # What nobody decided stays so: it depends on each image (see Preprocess.crop_ratio_for).
+    undecided = [name for name in NAMES if values.origin.get(name) == DEFAULT]
+    run = f"the run {stored.path}"
+    config, given = model or record.model, dict(given)
+    window = given.pop("window", None)
+    if given:
+        config = _parsed(config.model_dump(mode="json") | given)
+    if window is not None:
+        if not isinstance(config, SwinConfig | SwinV2Config):
+            raise ConfigError(f"model.window: only a Swin has windows, not a {config.kind}.")
+        config = change_window(config, window, values.image_size)
+    return Description(
+        config,
+        values.image_size,
+        record.channels,
+        len(record.classes),
+        record.classes,
+        [(DEFAULT if n in undecided else run, {n: getattr(values, n)}) for n in NAMES],
+        other_windows=window is not None,
+    )
+
+
+def _infer(
+    stored: StoredWeights,
+    model: ModelConfig | None,
+    given: Mapping[str, Any],
+    assumed: list[str],
+) -> tuple[ModelConfig, Grid]:
+    """The config of foreign weights, or the one that they must have, and the trained size."""
+    given = dict(given)
+    size = given.pop("trained_size", None)
+    trained = None if size is None else pair(size if isinstance(size, int) else tuple(size))
+    if model is not None:
+        _check_same_model(stored, model)
+        said = model.model_dump(mode="json", exclude={"kind", "pretrained"})
+        with suppress(CheckpointError, ConfigError):  # the weights do not show their size
+            return model, _values(stored, trained, said, [])[1]
+        return model, trained or stored.metadata.image_size or (224, 224)
+    values, found = _values(stored, trained, given, assumed)
+    return _parsed(values | given), found
+
+
+def _values(
+    stored: StoredWeights, size: Grid | None, given: Mapping[str, Any], assumed: list[str]
+) -> tuple[dict[str, Any], Grid]:
+    match _kind(stored):
+        case "vit":
+            return vit_values(stored, size, given, assumed)
+        case "swin" | "swin_v2":
+            return swin_values(stored, size, given, assumed)
+    raise CheckpointError(f"there is no first block with 'attn.qkv.weight'. {remedy(stored)}")
+
+
+def _kind(stored: StoredWeights) -> str | None:
+    tensors = stored.converted.tensors
+    if "blocks.0.attn.qkv.weight" in tensors:
+        return "vit"
+    if "layers.0.blocks.0.attn.qkv.weight" not in tensors:
+        return None
+    return "swin_v2" if "layers.0.blocks.0.attn.logit_scale" in tensors else "swin"
+
+
+def _check_same_model(stored: StoredWeights, model: ModelConfig) -> None:
+    """Refuse weights of another model in one sentence, and not tensor by tensor."""
+    kind = _kind(stored)
+    given = model.model_dump(mode="json")
+    differing = [("kind", kind, model.kind)] if kind not in (None, model.kind) else []
+    if kind == model.kind:
+        # Any number of heads divides by 1; the window of a Swin V2 is not shown.
+        unseen = {"heads": 1} if kind == "vit" else {k: given[k] for k in ("heads", "window")}
+        with suppress(ConfigError, CheckpointError):
+            values, _ = _values(stored, None, unseen, [])
+            differing = [
+                (name, values[name], given[name])
+                for name in SHOWN
+                if name in values and values[name] != given[name]
+            ]
+    if differing:
+        said = ", ".join(f"{name} {own}, not {other}" for name, own, other in differing)
+        raise ConfigError(
+            f"the weights are those of another model: {said}. model=auto takes the one that the "
+            f"weights show."
+        )
+
+
+def _parsed(values: Mapping[str, Any]) -> ModelConfig:
+    try:
+        config: ModelConfig = parse(ModelConfig, values)  # type: ignore[arg-type]
+    except ConfigError as error:
+        raise ConfigError("\n".join(f"model.{line}" for line in str(error).splitlines())) from error
+    return config
+
+
+def check_given(given: Mapping[str, Any]) -> None:
+    """A misspelt setting is an error at once, whatever the model turns out to be."""
+    for name in given:
+        if name not in MODEL_FIELDS:
+            raise ConfigError(f"{name}: a model has no such setting. {suggest(name, MODEL_FIELDS)}")

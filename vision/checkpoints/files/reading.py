@@ -1,0 +1,257 @@
+"""Any checkpoint file, opened without running anything that is in it.
+
+What a file is, is told by its content, never by its name. Nothing is trusted: sizes, offsets and
+shapes are checked before memory is reserved for them, and a pickle is read by a machine that cannot
+call anything (`unpickle.py`). Every refusal is a CheckpointError that says what to do.
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from vision.checkpoints.errors import CheckpointError
+from vision.checkpoints.files.archive import read_members
+from vision.checkpoints.files.described import MalformedError
+from vision.checkpoints.files.npz import read_npz
+from vision.checkpoints.files.refusals import archive_refusal, folder_refusal, refusal
+from vision.checkpoints.files.safetensors_file import read_safetensors
+from vision.checkpoints.files.torch_file import TorchFile, read_torch_legacy, read_torch_zip
+from vision.checkpoints.native.checkpoint import read_checkpoint
+from vision.checkpoints.native.folder import latest
+from vision.checkpoints.native.header import MARK, open_checkpoint, unreadable
+
+Container = Literal["vision", "safetensors", "torch", "torch_legacy", "npz", "sharded"]
+Integrity = Literal["checksums match", "no checksums in this format", "no checksums were written"]
+"""Whether a file's bytes are known to be those that were written; from the best to the worst."""
+_HUB_FILES = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+)
+"""Of a folder of the hub, what is taken, the first one that is there."""
+_HUB_JSON = {"config": "config.json", "preprocessor": "preprocessor_config.json"}
+_SUFFIXES = {".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".npz"}
+_JSON_LIMIT = 16 * 2**20
+WEIGHTS = ("model.", "ema.")
+"""What is read of an own checkpoint: not the state of its optimiser."""
+_START = 512
+
+
+@dataclass(frozen=True)
+class Raw:
+    """What a file holds, as it is named there."""
+
+    path: Path
+    """The file; of several shards the index."""
+    container: Container
+    tensors: dict[str, Tensor]
+    """By flat name: nested mappings are joined with ".", an npz file's names keep their "/". They
+    look into the file where its format allows, so it must not be changed meanwhile.
+    """
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Everything that is no tensor, as plain data. The JSON beside the weights of a hub's folder
+    is under "config" and "preprocessor".
+    """
+    inert: tuple[str, ...] = ()
+    """Classes of which the file holds an object: kept as plain data, never built."""
+    warnings: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+    """The outermost names that hold mappings: "model" in {"model": {"head.bias": …}}, but not in
+    {"model.head.bias": …}.
+    """
+    integrity: Integrity = field(kw_only=True)
+
+
+def read_raw(place: Path) -> Raw:
+    """What a file holds, or the best checkpoint of a run's folder, or a hub's folder of weights."""
+    path = find_file(place) if place.is_dir() else place
+    raw = _read_index(path) if path.name.endswith(".index.json") else _read_file(path)
+    return _with_hub_json(raw) if path.name in _HUB_FILES else raw
+
+
+def find_file(folder: Path) -> Path:
+    """The checkpoint of a folder: of a run the best one or else the newest, of a hub's folder the
+    weights, of any other folder its only file.
+    """
+    inner = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
+    best = inner / "best.safetensors"
+    for path in (best, *latest(inner), *(folder / name for name in _HUB_FILES)):
+        if path.is_file():
+            return path
+    found = sorted(path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(path.name for path in found[:8]) + (" …" if len(found) > 8 else "")
+        raise CheckpointError(f"{folder} has {len(found)} files of weights; name one: {names}.")
+    raise CheckpointError(f"{folder} {folder_refusal(folder)}")
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file is a checkpoint of this project, by its first bytes."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(8 + len(MARK))[8:] == MARK
+
+
+def nonfinite(tensors: Mapping[str, Tensor]) -> list[str]:
+    """The names of the tensors that hold a NaN or an infinity."""
+    return [name for name, tensor in tensors.items() if not _is_finite(tensor)]
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """One pass and no copy, unlike `isfinite().all()`: a minimum and a maximum keep a NaN."""
+    if not tensor.numel() or tensor.is_meta:
+        return True
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    tensor = tensor.float() if tensor.element_size() == 1 else tensor
+    return all(math.isfinite(bound.item()) for bound in torch.aminmax(tensor.detach()))
+
+
+def _read_file(path: Path) -> Raw:
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            start = file.read(_START)
+            file.seek(0)
+            return _read_open(path, file, size, start)
+    except MalformedError as error:
+        raise CheckpointError(f"{path} is not read: {error}.") from error
+    except CheckpointError:
+        raise
+    except FileNotFoundError as error:
+        raise CheckpointError(f"There is no checkpoint {path}.", error.errno) from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except MemoryError as error:
+        raise CheckpointError(f"{path} is not read: it needs more memory than there is.") from error
+
+
+def _read_open(path: Path, file: BufferedReader, size: int, start: bytes) -> Raw:
+    """What the first bytes say that the file is."""
+    if start[8 : 8 + len(MARK)] == MARK:
+        checkpoint = read_checkpoint(path, prefix=WEIGHTS)
+        parts = dict.fromkeys(name.partition(".")[0] for name in checkpoint.tensors if "." in name)
+        return Raw(
+            path,
+            "vision",
+            checkpoint.tensors,
+            checkpoint.record,
+            parts=tuple(parts),
+            integrity="checksums match",
+        )
+    if start.startswith(b"PK\x03\x04"):
+        return _read_archive(path, file, size)
+    unchecked: Integrity = "no checksums in this format"
+    if start[:1] == b"\x80" and start[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        return _raw(path, "torch_legacy", read_torch_legacy(path, file, size), unchecked)
+    if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < 2**48:
+        tensors, metadata = read_safetensors(path, file, size)
+        extra = {"metadata": metadata} if metadata else {}
+        return Raw(path, "safetensors", tensors, extra, integrity=unchecked)
+    raise CheckpointError(f"{path} {refusal(path, start)}")
+
+
+def _read_archive(path: Path, file: BufferedReader, size: int) -> Raw:
+    """A zip archive of torch or numpy."""
+    members = read_members(file, size)
+    arrays = all(name.endswith(".npy") for name in members)
+    roots = {name.partition("/")[2].partition("/")[0] for name in members}
+    programs = {"constants.pkl", "code", "archive_format"}
+    if not arrays and ("data.pkl" not in roots or roots & programs):
+        raise CheckpointError(f"{path} {archive_refusal(set(members))}")
+    checked = all(member.crc is not None for member in members.values())
+    integrity: Integrity = "checksums match" if checked else "no checksums were written"
+    if arrays:
+        tensors, extra = read_npz(path, file, size, members)
+        raw = Raw(path, "npz", tensors, extra, integrity=integrity)
+    else:
+        raw = _raw(path, "torch", read_torch_zip(path, file, size, members), integrity)
+    if checked:
+        return raw
+    note = (
+        f"{path} was written without checksums, so damage to it cannot be detected; compare its "
+        f"hash with that of the original."
+    )
+    return replace(raw, warnings=(*raw.warnings, note))
+
+
+def _raw(path: Path, container: Container, content: TorchFile, integrity: Integrity) -> Raw:
+    flat = content.flat
+    warnings: tuple[str, ...] = ()
+    if flat.model is not None:
+        warnings = (
+            f"{path} holds a whole model ({flat.model}); its tensors are read, no code is run.",
+        )
+    return Raw(
+        path,
+        container,
+        flat.tensors,
+        flat.extra,
+        content.inert,
+        warnings,
+        flat.parts,
+        integrity=integrity,
+    )
+
+
+def _read_index(path: Path) -> Raw:
+    """Weights in several files, as the index beside them says."""
+    index = _read_json(path)
+    shards = index.get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+        raise CheckpointError(f"{path} has no 'weight_map' from tensors to files.")
+    names = list(dict.fromkeys(shards.values()))
+    if any(name != Path(name).name or name in ("", ".", "..") for name in names):
+        raise CheckpointError(f"{path} names a shard outside its own folder; refused.")
+    if missing := [name for name in names if not (path.parent / name).is_file()]:
+        raise CheckpointError(f"{path} needs {', '.join(missing)} in the same folder; download it.")
+    joined = Raw(path, "sharded", {}, integrity="checksums match")
+    for name in names:
+        raw = _read_file(path.parent / name)
+        if twice := raw.tensors.keys() & joined.tensors.keys():
+            raise CheckpointError(f"{raw.path} and another shard both have '{min(twice)}'.")
+        joined.tensors.update(raw.tensors)
+        joined = replace(
+            joined,
+            extra=raw.extra | joined.extra,
+            inert=tuple(dict.fromkeys(joined.inert + raw.inert)),
+            warnings=joined.warnings + raw.warnings,
+            integrity=max(joined.integrity, raw.integrity, key=get_args(Integrity).index),
+        )
+    if lost := [name for name in shards if name not in joined.tensors]:
+        raise CheckpointError(f"{path} promises '{lost[0]}', which its shards do not have.")
+    return joined
+
+
+def _with_hub_json(raw: Raw) -> Raw:
+    """Add what the hub's folder says of the weights. The file's own word comes first."""
+    beside = {key: raw.path.parent / name for key, name in _HUB_JSON.items()}
+    found = {key: _read_json(path) for key, path in beside.items() if path.is_file()}
+    return replace(raw, extra=found | raw.extra)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        with open_checkpoint(path) as file:
+            text = file.read(_JSON_LIMIT + 1)
+        if len(text) > _JSON_LIMIT:
+            raise CheckpointError(f"{path} has more than {_JSON_LIMIT} bytes.")
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is no JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is no JSON mapping.")
+    return content

@@ -1,0 +1,1 @@
+"""Weights of one geometry for another: config from tensors; tables, windows, patches, head."""

@@ -1,0 +1,229 @@
+"""Weights under our names made to fit a model: tokens, positions, patches, windows and head.
+
+Each function changes `Fitting.tensors` and notes what it did. Nothing is dropped without a reason.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from vision.checkpoints.errors import CheckpointError
+from vision.checkpoints.fit.infer_vit import fold_register_rows, position_table
+from vision.checkpoints.fit.resize import (
+    PositionMethod,
+    change_channels,
+    resize_patches,
+    resize_positions,
+)
+from vision.checkpoints.fit.stored_windows import square_window
+from vision.checkpoints.layouts.rules import patch_weight
+from vision.config import ConfigError
+from vision.models.layers import Classifier, Grid
+from vision.models.positions import LearnedPositions
+from vision.models.relative import WindowMethod, resize_relative
+from vision.models.rotary import CentredRotary, dinov3_periods
+from vision.models.swin import Stage, Swin
+from vision.models.vit import ViT
+
+Sizes = tuple[Grid | None, Grid | None]
+"""The size of the pictures that weights were trained with: as given, and as written beside them."""
+NewHead = Literal["auto", "always", "never"]
+"""auto: where the classes differ."""
+
+
+@dataclass
+class Fitting:
+    """Tensors on their way into a model, and what has been done to them."""
+
+    tensors: dict[str, Tensor]
+    resized: dict[str, str] = field(default_factory=dict)
+    new: dict[str, str] = field(default_factory=dict)
+    ignored: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def drop(self, name: str, reason: str) -> None:
+        """Leave a tensor out."""
+        if self.tensors.pop(name, None) is not None:
+            self.ignored[name] = reason
+
+
+def fit_vit(
+    model: ViT,
+    fitting: Fitting,
+    sizes: Sizes,
+    method: PositionMethod,
+    windows: WindowMethod = "geometric",
+) -> None:
+    """Tokens, positions and patches of a ViT."""
+    tensors = fitting.tensors
+    positions = model.positions
+    patch = patch_weight(tensors).shape[-2:]
+    if isinstance(positions, LearnedPositions) and "positions.table" in tensors:
+        _fit_positions(model, positions, fitting, (patch[0], patch[1]), sizes, method)
+    for name, parameter in (("cls_token", model.cls_token), ("dist_token", model.dist_token)):
+        if parameter is None and name in tensors:
+            fitting.drop(name, "the model has no such token")
+            fitting.warnings.append(
+                f"The weights were trained with a token that the model does not have ({name})."
+            )
+    if model.head_dist is None:
+        for name in ("head_dist.weight", "head_dist.bias"):
+            fitting.drop(name, "the model has no distillation token")
+    for name in [n for n in tensors if n.endswith("relative.table")]:
+        _fit_relative(name, fitting, model.grid, windows)
+    if isinstance(model.rotary, CentredRotary) and model.rotary.periods is not None:
+        # timm computes what Meta stores.
+        tensors.setdefault("rotary.periods", dinov3_periods(model.rotary.pairs))
+    _fit_patches(fitting, model.patch_embed.proj)
+
+
+def _fit_relative(name: str, fitting: Fitting, grid: Grid, method: WindowMethod) -> None:
+    """A table of relative positions of patches, whose last three rows belong to the class token."""
+    table = fitting.tensors[name]
+    side = square_window(table.shape[0] - 3)
+    if side is not None and (side, side) != grid:
+        cells = resize_relative(table[:-3], (side, side), grid, method)
+        fitting.tensors[name] = torch.cat([cells, table[-3:]])
+        fitting.resized[name] = f"{side} × {side} → {_grid(grid)} cells, {method}"
+
+
+def _fit_positions(
+    model: ViT,
+    positions: LearnedPositions,
+    fitting: Fitting,
+    patch: Grid,
+    sizes: Sizes,
+    method: PositionMethod,
+) -> None:
+    """The table at the model's grid, with a row for each token that has one in the model."""
+    tensors, name = fitting.tensors, "positions.table"
+    same_rows = tensors[name].shape[1] == positions.table.shape[1]
+    try:
+        size, hint = sizes
+        own = model.grid[0] * model.patch_embed.patch[0], model.grid[1] * model.patch_embed.patch[1]
+        table = position_table(tensors, patch, size, [hint, own])
+    except (CheckpointError, ConfigError):
+        if not same_rows:
+            raise
+        return  # not square, but exactly what the model has
+    table = fold_register_rows(tensors, table)
+    rows = ["cls_token", "dist_token"][: table.rows]
+    wanted = [
+        n
+        for n, t in (("cls_token", model.cls_token), ("dist_token", model.dist_token))
+        if t is not None and positions.class_rows
+    ]
+    kept = []
+    for token in ("cls_token", "dist_token"):
+        row = tensors[name][:, rows.index(token)][:, None] if token in rows else None
+        if token in wanted:
+            zero = tensors[name].new_zeros(1, 1, tensors[name].shape[2])
+            kept.append(zero if row is None else row)
+        elif row is not None and token in tensors:
+            tensors[token] = tensors[token] + row
+    if rows != wanted:
+        fitting.resized[name] = f"rows for tokens: {_named(rows)} → {_named(wanted)}"
+    cells = tensors[name][:, table.rows :]
+    if rows != wanted:
+        tensors[name] = torch.cat([*kept, cells], dim=1)
+    if table.grid != positions.grid:
+        fitting.resized[name] = f"{_grid(table.grid)} → {_grid(positions.grid)} cells, {method}"
+        tensors[name] = resize_positions(
+            tensors[name], len(wanted), table.grid, positions.grid, method
+        )
+
+
+def _fit_patches(fitting: Fitting, target: nn.Conv2d) -> None:
+    name = "patch_embed.proj.weight"
+    weight, wanted = patch_weight(fitting.tensors), target.weight.shape
+    if weight.shape[2:] != wanted[2:] and weight.shape[0] == wanted[0]:
+        sizes = f"{_grid(weight.shape[2:])} → {_grid(wanted[2:])} pixels, pseudo-inverse"
+        fitting.resized[name] = sizes
+        weight = resize_patches(weight, (wanted[2], wanted[3]))
+    if weight.shape[1] != wanted[1] and weight.shape[0] == wanted[0]:
+        note = f"{weight.shape[1]} → {wanted[1]} channels"
+        fitting.resized[name] = "; ".join(filter(None, (fitting.resized.get(name), note)))
+        weight = change_channels(weight, wanted[1])
+    fitting.tensors[name] = weight
+
+
+def fit_swin(
+    model: Swin,
+    fitting: Fitting,
+    sizes: Sizes,
+    positions: PositionMethod,
+    windows: WindowMethod,
+) -> None:
+    """Patches and position tables of a Swin. The position network of V2 fits any window."""
+    trained_patch = patch_weight(fitting.tensors).shape[-2:]
+    _fit_patches(fitting, model.patch_embed.proj)
+    for s, stage in enumerate(model.layers):
+        assert isinstance(stage, Stage)
+        for b in range(len(stage.blocks)):
+            name = f"layers.{s}.blocks.{b}.attn.relative_position_bias_table"
+            if name in fitting.tensors:
+                _fit_window(name, fitting, model.windows[s], windows)
+    if model.absolute_pos_embed is not None and "absolute_pos_embed" in fitting.tensors:
+        table = {"positions.table": fitting.tensors["absolute_pos_embed"]}
+        size, hint = sizes
+        found = position_table(table, (trained_patch[0], trained_patch[1]), size, [hint])
+        if found.grid != model.grid:
+            resized = resize_positions(
+                table["positions.table"], 0, found.grid, model.grid, positions
+            )
+            fitting.tensors["absolute_pos_embed"] = resized
+            note = f"{_grid(found.grid)} → {_grid(model.grid)} cells, {positions}"
+            fitting.resized["absolute_pos_embed"] = note
+
+
+def _fit_window(name: str, fitting: Fitting, window: Grid, method: WindowMethod) -> None:
+    table = fitting.tensors[name]
+    if table.shape[0] == (2 * window[0] - 1) * (2 * window[1] - 1):
+        return
+    side = square_window(table.shape[0])
+    if side is None:
+        raise CheckpointError(
+            f"'{name}' has {table.shape[0]} rows, which is not a square window; it cannot be "
+            f"resized to the model's window of {_grid(window)}. Give the model the window that the "
+            f"weights were trained with."
+        )
+    fitting.tensors[name] = resize_relative(table, (side, side), window, method)
+    fitting.resized[name] = f"window {side} × {side} → {_grid(window)}, {method}"
+
+
+def fit_head(model: Classifier, fitting: Fitting, new_head: NewHead) -> None:
+    """The heads: those of the file where they fit, else those that the model was drawn with."""
+    own = model.state_dict()
+    heads = [n for n, m in model.named_modules() if any(m is head for head in model.heads())]
+    for name in heads:
+        parts = [part for part in own if part.startswith(f"{name}.")]
+        if not parts:
+            for part in ("weight", "bias"):
+                fitting.drop(f"{name}.{part}", "the model has no head")
+            continue
+        differing = [p for p in parts if p in fitting.tensors]
+        differing = [p for p in differing if fitting.tensors[p].shape != own[p].shape]
+        if any(part not in fitting.tensors for part in parts):
+            reason = "the weights have no head"
+        elif differing:
+            shapes = fitting.tensors[differing[0]].shape, own[differing[0]].shape
+            reason = f"the head of the weights is {_grid(shapes[0])}, not {_grid(shapes[1])}"
+        elif new_head == "always":
+            reason = "a new head was asked for"
+        else:
+            continue
+        if new_head == "never":
+            raise CheckpointError(f"{reason}, and a new head is not wanted here.")
+        for part in parts:
+            fitting.drop(part, reason)
+            fitting.new[part] = reason
+
+
+def _grid(sizes: Grid | torch.Size) -> str:
+    return " × ".join(map(str, sizes))
+
+
+def _named(tokens: list[str]) -> str:
+    return " and ".join(tokens) or "none"

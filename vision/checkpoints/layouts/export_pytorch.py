@@ -1,0 +1,76 @@
+"""State dicts as torchvision's models and the official Swin code load them."""
+
+from torch import Tensor
+
+from vision.checkpoints.layouts import official, torchvision
+from vision.checkpoints.layouts.exporting import (
+    Export,
+    not_timm,
+    one_window,
+    position_rows,
+    refuse,
+    shift_masks,
+    swin_of,
+    vit_of,
+    window_buffers,
+    without_positions,
+)
+from vision.models.configs import SwinV2Config
+from vision.models.vit import ViT
+
+
+def torchvision_tensors(export: Export) -> dict[str, Tensor]:
+    """The state dict of torchvision's VisionTransformer or SwinTransformer."""
+    not_timm(export)
+    if isinstance(export.model, ViT):
+        return _torchvision_vit(export)
+    model, config = swin_of(export, "torchvision")
+    if len(set(model.windows)) > 1:
+        refuse(
+            "torchvision",
+            f"its windows {model.windows} shrink with the grid; there they keep their size",
+        )
+    if isinstance(config, SwinV2Config) and config.pretrained_window is not None:
+        refuse("torchvision", "it was pretrained with other windows (pretrained_window)")
+    if config.norm_eps != 1e-5:
+        export.notes.append(f"norm_eps={config.norm_eps} here; torchvision's Swin has 1e-05.")
+    return torchvision.swin_from_ours(export.tensors, window_buffers(model))
+
+
+def _torchvision_vit(export: Export) -> dict[str, Tensor]:
+    _, config = vit_of(export, "torchvision")
+    if not config.class_token or config.pool != "class_token":
+        refuse("torchvision", f"its head sees pool={config.pool}; there it sees the class token")
+    extras = {
+        "registers": config.registers > 0,
+        "a distillation token": config.distillation_token,
+        "layer scale": config.layer_scale is not None,
+        "norms of queries and keys": config.qk_norm,
+        "a gated MLP": config.mlp == "gated",
+    }
+    if found := [name for name, present in extras.items() if present]:
+        refuse("torchvision", f"its ViT has no {' and no '.join(found)}")
+    if config.norm_eps != 1e-6:
+        export.notes.append(f"norm_eps={config.norm_eps} here; torchvision's ViT has 1e-06.")
+    tensors = without_positions(export.tensors)
+    tensors["positions.table"] = position_rows(export, 1)
+    return torchvision.vit_from_ours(tensors)
+
+
+def official_tensors(export: Export) -> dict[str, Tensor]:
+    """The state dict of the official Swin or Swin V2, buffers included."""
+    not_timm(export)
+    if isinstance(export.model, ViT):
+        refuse(
+            "official",
+            "it is the layout of the Swin code; DeiT, DINO and MAE read a ViT in timm's names",
+        )
+    model, _ = swin_of(export, "official")
+    window = one_window(model, "official")
+    if window[0] != window[1]:
+        refuse("official", f"its windows are square, not {list(window)}")
+    buffers = {
+        name: buffer if buffer.ndim > 1 else buffer.view(round(len(buffer) ** 0.5), -1)
+        for name, buffer in window_buffers(model).items()
+    }
+    return official.from_ours(export.tensors, buffers | shift_masks(model))

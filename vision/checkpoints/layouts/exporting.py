@@ -1,0 +1,184 @@
+"""What every way to another library needs: the weights, what they belong to, and refusals."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vision.checkpoints.open import OpenedModel
+from vision.config import ConfigError, pair
+from vision.models.configs import (
+    AnySwinConfig,
+    SwinConfig,
+    SwinV2Config,
+    TimmConfig,
+    ViTConfig,
+    per_stage,
+)
+from vision.models.layers import Classifier, Grid
+from vision.models.positions import FourierPositions, LearnedPositions, SinCos2d
+from vision.models.swin import Stage, Swin
+from vision.models.vit import ViT
+from vision.models.windows import StageIndex, clip_windows
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Export:
+    """Weights on their way out."""
+
+    opened: OpenedModel
+    tensors: Mapping[str, Tensor]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def model(self) -> Classifier:
+        """The model that the weights are of."""
+        return self.opened.model
+
+    def preprocess(self) -> dict[str, Any]:
+        """Mean, std, interpolation and crop ratio; ImageNet's where nothing else is known."""
+        found = self.opened.preprocess
+        return {
+            "mean": list(found.mean),
+            "std": list(found.std),
+            "interpolation": found.interpolation,
+            "crop_ratio": found.crop_ratio,
+        }
+
+
+def refuse(library: str, reason: str) -> NoReturn:
+    """The library has no such model."""
+    raise ConfigError(f"{library} cannot express this model: {reason}. format=vision keeps it all.")
+
+
+def vit_of(export: Export, library: str) -> tuple[ViT, ViTConfig]:
+    """The model, if it is a ViT whose positions are added to the patches."""
+    model, config = export.model, export.opened.config
+    assert isinstance(model, ViT) and isinstance(config, ViTConfig)
+    if config.positions == "rotary":
+        refuse(library, "its positions turn queries and keys (positions=rotary)")
+    return model, config
+
+
+def swin_of(export: Export, library: str) -> tuple[Swin, SwinConfig | SwinV2Config]:
+    """The model, if it is a Swin as others build it."""
+    model, config = export.model, export.opened.config
+    assert isinstance(model, Swin) and isinstance(config, SwinConfig | SwinV2Config)
+    if config.positions != "relative":
+        refuse(library, f"a Swin has relative positions there, not positions={config.positions}")
+    if not config.shift:
+        refuse(library, "every second block shifts its windows there (here shift=false)")
+    if any(shape.padded != shape.grid for shape in model.shapes(model.grid)):
+        _compare_padding(export, config, library)
+    return model, config
+
+
+def _compare_padding(export: Export, config: AnySwinConfig, library: str) -> None:
+    """Note what a library does at an image size whose grids windows do not divide; refuse where its
+    code cannot run at that size.
+    """
+    size = " × ".join(map(str, export.opened.image_size))
+    second = isinstance(config, SwinV2Config)
+    if library == "official" or (library == "timm" and second):
+        refuse(library, f"its code needs windows that divide each grid, unlike those at {size} px")
+    if library == "timm":
+        export.notes.append(
+            f"At {size} px a stage is padded to whole windows. timm shifts such a grid before it "
+            f"pads it, so logits differ."
+        )
+    elif config.padding == "mask":
+        export.notes.append(
+            f"At {size} px a stage is padded to whole windows. This model masks padding; in "
+            f"{library}'s code it takes part in attention (padding=attend here), so logits differ."
+        )
+
+
+def one_window(model: Swin, library: str) -> Grid:
+    """The window that a library clips to each stage's grid, or a refusal."""
+    window = model.config.window
+    if not per_stage(window):
+        return pair(window)  # type: ignore[arg-type]
+    largest = max(h for h, _ in model.windows), max(w for _, w in model.windows)
+    if clip_windows(largest, [shape.grid for shape in model.shapes(model.grid)]) != model.windows:
+        refuse(library, f"its stages have windows of their own, {model.windows}")
+    return largest
+
+
+def not_timm(export: Export) -> None:
+    """A run of one of timm's own models has timm's names already."""
+    if isinstance(export.opened.config, TimmConfig):
+        raise ConfigError(
+            f"The weights are those of timm's {export.opened.config.name}; only ViT and Swin of "
+            f"this project are converted. Save `model.model.state_dict()` for timm."
+        )
+
+
+def position_rows(export: Export, rows: int, before: int = 0) -> Tensor:
+    """The table of positions with `rows` rows for tokens in front: zero where there are none here,
+    and `before` zeros more between them and the patches, for registers.
+
+    Fixed encodings and mapped waves become the table that they amount to.
+    """
+    model = export.model
+    assert isinstance(model, ViT)
+    positions, width = model.positions, model.config.width
+    like = export.tensors["patch_embed.proj.weight"]
+    own, cells = 0, like.new_zeros(1, model.grid[0] * model.grid[1], width)
+    match positions:
+        case LearnedPositions():
+            own, cells = positions.class_rows, export.tensors["positions.table"]
+        case SinCos2d():
+            (sines,) = positions.table.compute(model.grid, CPU)
+            assert sines is not None
+            cells = sines.to(like.dtype)
+        case FourierPositions():
+            (waves,) = positions.features.compute(model.grid, CPU)
+            assert waves is not None
+            weight, bias = (export.tensors[f"positions.proj.{n}"] for n in ("weight", "bias"))
+            cells = F.linear(waves.to(weight.dtype), weight, bias)
+    if not isinstance(positions, LearnedPositions) and positions is not None:
+        export.notes.append(f"positions={model.config.positions} became a table of {model.grid}.")
+    first = cells[:, :own] if own else cells.new_zeros(1, rows, width)
+    middle = cells.new_zeros(1, before, width)
+    return torch.cat([first[:, :rows], middle, cells[:, own:]], dim=1)
+
+
+def without_positions(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All weights but those of the positions."""
+    return {name: t for name, t in tensors.items() if not name.startswith("positions.")}
+
+
+def window_buffers(model: Swin) -> dict[str, Tensor]:
+    """What other projects store of the geometry of windows, by our names: for every block the row
+    of each pair's offset, and of V2 the offsets themselves.
+    """
+    buffers: dict[str, Tensor] = {}
+    for s, stage in enumerate(model.layers):
+        assert isinstance(stage, Stage)
+        for b, block in enumerate(stage.blocks):
+            window = model.windows[s]
+            index, *offsets = block.attn.relative.compute(window, CPU)  # type: ignore
+            buffers[f"layers.{s}.blocks.{b}.attn.relative_position_index"] = index
+            if offsets:
+                table = offsets[0].reshape(1, 2 * window[0] - 1, 2 * window[1] - 1, 2)
+                buffers[f"layers.{s}.blocks.{b}.attn.relative_coords_table"] = table
+    return buffers
+
+
+def shift_masks(model: Swin) -> dict[str, Tensor]:
+    """The masks of shifted blocks as the official code stores them: -100 across regions."""
+    masks: dict[str, Tensor] = {}
+    for s, stage in enumerate(model.layers):
+        assert isinstance(stage, Stage)
+        index = StageIndex(*stage.layout.compute(stage.layout.geometry, CPU))
+        if index.shifted_mask is None:
+            continue
+        mask = torch.where(index.shifted_mask[:, 0] == 0, 0.0, -100.0)
+        for b in range(1, len(stage.blocks), 2):
+            masks[f"layers.{s}.blocks.{b}.attn_mask"] = mask
+    return masks

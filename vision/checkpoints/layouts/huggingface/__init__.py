@@ -1,0 +1,1 @@
+"""Hugging Face transformers: its names, its config.json, and the way back."""

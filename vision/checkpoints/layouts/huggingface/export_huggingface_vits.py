@@ -1,0 +1,260 @@
+"""A ViT as transformers stores it: which of its types computes the same, and with which config."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vision.checkpoints.layouts.exporting import Export, position_rows, refuse, without_positions
+from vision.checkpoints.layouts.huggingface import huggingface_names as huggingface
+from vision.checkpoints.layouts.huggingface.huggingface_config import ACTIVATIONS
+from vision.config import pair
+from vision.models.attention import width_of_head
+from vision.models.configs import ViTConfig
+from vision.models.rotary import dinov3_periods
+
+NAME = "Hugging Face"
+Needs = Mapping[str, tuple[Any, ...]]
+
+
+class Kind(NamedTuple):
+    """A type of transformers."""
+
+    classes: tuple[str | None, str | None]
+    """Its classes with and without a head; None: there is none."""
+    needs: Needs
+    """Values that settings of a model have to have, where any other would compute something else.
+    """
+
+
+_VIT: Needs = {
+    "stem": ("patch",),
+    "class_token": (True,),
+    "registers": (0,),
+    "distillation_token": (False,),
+    "positions": ("learned", "sincos2d", "fourier", "none"),
+    "relative_bias": ("none",),
+    "embedding_norm": (False,),
+    "block_norm": ("before",),
+    "qkv_bias": ("qkv", "none"),
+    "qk_norm": (False,),
+    "attention_norm": (False,),
+    "layer_scale": (None,),
+    "mlp": ("plain",),
+    "mlp_norm": (False,),
+    "pool": ("class_token",),
+    "pool_norm": ("before", "after"),
+    "representation": (None,),
+    "projection": (None,),
+}
+_ANY: tuple[Any, ...] = ()
+_DINOV2 = {**_VIT, "layer_scale": _ANY, "mlp": ("plain", "gated")}
+_DINOV2["pool"] = ("class_token_and_mean",)
+_CLIP: Needs = {
+    **_VIT,
+    "stem": ("patch_no_bias",),
+    "embedding_norm": (True,),
+    "qkv_bias": ("qkv",),
+}
+_SIGLIP: Needs = {
+    **_VIT,
+    "class_token": (False,),
+    "qkv_bias": ("qkv",),
+    "pool_norm": ("before",),
+}
+KINDS = {
+    "vit": Kind(("ViTForImageClassification", "ViTModel"), _VIT),
+    "deit": Kind(
+        ("DeiTForImageClassificationWithTeacher", "DeiTModel"),
+        {**_VIT, "distillation_token": (True,)},
+    ),
+    "dinov2": Kind(("Dinov2ForImageClassification", "Dinov2Model"), _DINOV2),
+    "dinov2_with_registers": Kind(
+        ("Dinov2WithRegistersForImageClassification", "Dinov2WithRegistersModel"),
+        {**_DINOV2, "registers": _ANY},
+    ),
+    "dinov3_vit": Kind(
+        (None, "DINOv3ViTModel"),
+        {
+            **_DINOV2,
+            "registers": _ANY,
+            "positions": ("rotary",),
+            "rotary": ("dinov3", "dinov3_hf"),
+            "qkv_bias": _ANY,
+            "pool": ("class_token",),
+        },
+    ),
+    "clip_vision_model": Kind((None, "CLIPVisionModel"), {**_CLIP, "projection": _ANY}),
+    "clip": Kind(
+        ("CLIPForImageClassification", None),
+        {**_CLIP, "pool": ("mean",), "pool_norm": ("none",)},
+    ),
+    "siglip_vision_model": Kind((None, "SiglipVisionModel"), {**_SIGLIP, "pool": ("attention",)}),
+    "siglip": Kind(("SiglipForImageClassification", None), {**_SIGLIP, "pool": ("mean",)}),
+    "beit": Kind(
+        ("BeitForImageClassification", "BeitModel"),
+        {
+            **_VIT,
+            "relative_bias": _ANY,
+            "qkv_bias": ("qv",),
+            "layer_scale": _ANY,
+            "pool": ("class_token", "mean"),
+        },
+    ),
+}
+
+
+def vit_model(export: Export) -> tuple[str, str, dict[str, Tensor], dict[str, Any]]:
+    """Type, class, tensors by the names of files, and the fields of the type's config."""
+    config = export.opened.config
+    assert isinstance(config, ViTConfig)
+    kind = _kind(config)
+    _check(export, config, kind)
+    values = _shared(config) | _own_fields(export, config, kind)
+    tensors = _with_positions(export, config, kind)
+    names = huggingface.vit_from_ours(tensors, kind, config.pool_norm == "after")
+    if kind.startswith("dinov"):
+        # Pretraining's token for hidden patches, which a classifier never sees.
+        shape = (1, 1, config.width) if kind == "dinov3_vit" else (1, config.width)
+        place = "embeddings" if kind == "dinov3_vit" else f"{kind}.embeddings"
+        names[f"{place}.mask_token"] = export.tensors["cls_token"].new_zeros(shape)
+    if kind == "clip":  # the norm that its classifier leaves out
+        norm = torch.nn.LayerNorm(config.width).state_dict()
+        names |= {f"vision_model.post_layernorm.{part}": norm[part] for part in norm}
+    with_head, without = KINDS[kind].classes
+    name = with_head if export.opened.classes else without
+    if kind == "clip_vision_model" and config.projection:
+        name = "CLIPVisionModelWithProjection"
+    assert name is not None
+    return kind, name, names, values
+
+
+def _kind(config: ViTConfig) -> str:
+    """The only type that may compute the same."""
+    if config.positions == "rotary":
+        return "dinov3_vit"
+    if config.embedding_norm:
+        return "clip" if config.pool == "mean" else "clip_vision_model"
+    if not config.class_token:
+        return "siglip" if config.pool == "mean" else "siglip_vision_model"
+    if config.relative_bias != "none" or config.qkv_bias == "qv":
+        return "beit"
+    if config.distillation_token:
+        return "deit"
+    if config.registers:
+        return "dinov2_with_registers"
+    if config.layer_scale is not None or config.mlp == "gated":
+        return "dinov2"
+    return "dinov2" if config.pool == "class_token_and_mean" else "vit"
+
+
+def _check(export: Export, config: ViTConfig, kind: str) -> None:
+    """Refuse a model that the type does not compute."""
+    has_head = bool(export.opened.classes)
+    for name, allowed in KINDS[kind].needs.items():
+        value = getattr(config, name)
+        if name == "pool" and kind.startswith("dinov2") and not has_head:
+            allowed = ("class_token", "class_token_and_mean")
+        if allowed and value not in allowed:
+            wanted = " or ".join(f"{name}={option}" for option in allowed)
+            refuse(NAME, f"its type '{kind}' has {wanted}, not {name}={value}")
+    if config.heads * width_of_head(config) != config.width:
+        refuse(NAME, f"its heads are width / heads wide, not head_width={config.head_width}")
+    if KINDS[kind].classes[0 if has_head else 1] is None:
+        what = "no head" if has_head else "a head, which these weights lack,"
+        refuse(NAME, f"its type '{kind}' has {what} for these features")
+    if kind.startswith("dinov") and config.layer_scale is None:
+        refuse(NAME, f"its type '{kind}' has layer scale")
+    if kind.startswith("dinov2") and config.mlp == "gated" and config.activation != "silu":
+        refuse(NAME, f"its type '{kind}' has gates of silu, not activation={config.activation}")
+    if kind == "beit" and (config.pool == "mean") != (config.pool_norm == "after"):
+        refuse(NAME, f"its type '{kind}' norms a mean after pooling and a class token before")
+    if kind == "siglip_vision_model" and config.pool_heads not in (None, config.heads):
+        refuse(NAME, f"its type '{kind}' has as many heads in its pooling as in its blocks")
+    if kind == "siglip_vision_model" and config.pool_mlp_ratio not in (None, config.mlp_ratio):
+        refuse(NAME, f"its type '{kind}' has the same MLP in its pooling as in its blocks")
+
+
+def _shared(config: ViTConfig) -> dict[str, Any]:
+    patch = pair(config.patch_size)
+    return {
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.heads,
+        "patch_size": patch[0] if patch[0] == patch[1] else list(patch),
+        "layer_norm_eps": config.norm_eps,
+        "hidden_act": next(name for name, own in ACTIVATIONS.items() if own == config.activation),
+    }
+
+
+def _own_fields(export: Export, config: ViTConfig, kind: str) -> dict[str, Any]:
+    """Fields that only some types have."""
+    hidden = {"intermediate_size": int(config.width * config.mlp_ratio)}
+    match kind:
+        case "dinov2" | "dinov2_with_registers":
+            values = _dinov2_mlp(config) | {"layerscale_value": config.layer_scale}
+            values["qkv_bias"] = config.qkv_bias == "qkv"
+            registers = {"num_register_tokens": config.registers} if config.registers else {}
+            return values | registers
+        case "dinov3_vit":
+            return hidden | _dinov3_fields(export, config)
+        case "clip_vision_model":
+            return hidden | ({"projection_dim": config.projection} if config.projection else {})
+        case "clip" | "siglip_vision_model":
+            return hidden
+        case "siglip":
+            return hidden | {"vision_use_head": False}
+        case "beit":
+            return hidden | {
+                "use_mean_pooling": config.pool == "mean",
+                "use_absolute_position_embeddings": config.positions != "none",
+                "use_relative_position_bias": config.relative_bias == "block",
+                "use_shared_relative_position_bias": config.relative_bias == "shared",
+                "layer_scale_init_value": config.layer_scale or 0.0,
+            }
+        case _:
+            return hidden | {"qkv_bias": config.qkv_bias == "qkv"}
+
+
+def _dinov2_mlp(config: ViTConfig) -> dict[str, Any]:
+    """The ratio as its type 'dinov2' counts it: whole, and 3/2 of a gated layer's."""
+    hidden = int(config.width * config.mlp_ratio)
+    gated = config.mlp == "gated"
+    ratio = round(hidden * (1.5 if gated else 1) / config.width)
+    theirs = config.width * ratio
+    theirs = (int(theirs * 2 / 3) + 7) // 8 * 8 if gated else theirs
+    if theirs != hidden:
+        refuse(NAME, f"its type 'dinov2' has no MLP of {hidden} channels for {config.width}")
+    return {"mlp_ratio": ratio, "use_swiglu_ffn": gated}
+
+
+def _dinov3_fields(export: Export, config: ViTConfig) -> dict[str, Any]:
+    periods = export.tensors.get("rotary.periods", torch.empty(0)).float()
+    errors = (periods / dinov3_periods(len(periods)) - 1).abs()
+    if (error := max(errors.tolist(), default=0.0)) > 1e-6:
+        export.notes.append(
+            f"transformers computes the periods of positions; those of these weights differ from "
+            f"them by up to {error:.1g} of their value."
+        )
+    shift, jitter, rescale = config.rotary_jitter
+    return {
+        "use_gated_mlp": config.mlp == "gated",
+        "num_register_tokens": config.registers,
+        "layerscale_value": config.layer_scale,
+        "query_bias": config.qkv_bias != "none",
+        "key_bias": config.qkv_bias == "qkv",
+        "value_bias": config.qkv_bias != "none",
+        "pos_embed_shift": shift or None,
+        "pos_embed_jitter": jitter if jitter > 1 else None,
+        "pos_embed_rescale": rescale if rescale > 1 else None,
+    }
+
+
+def _with_positions(export: Export, config: ViTConfig, kind: str) -> dict[str, Tensor]:
+    """All tensors, the table of positions with the rows that the type gives to tokens."""
+    tensors = without_positions(export.tensors)
+    if kind == "dinov3_vit" or (kind == "beit" and config.positions == "none"):
+        return tensors
+    rows = int(config.class_token) + int(config.distillation_token)
+    return tensors | {"positions.table": position_rows(export, rows)}

@@ -1,0 +1,273 @@
+"""Tables of names: they map another project's tensor names to ours, and ours to theirs.
+
+A table is a tuple of rules, each with our name and theirs, to be read beside the other project's
+code. In a name
+
+    {i}, {s-1}, {2s+1}    stand for numbers: a letter has the same value in both names of a rule
+    *                     stands for weight or bias, the same in both
+    {q|k|v}               in their name: several tensors that are one here, joined along axis 0
+
+Tables work in both directions. A rule may also change a tensor on its way; such a `Change` has its
+inverse, where there is one.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vision.checkpoints.errors import CheckpointError
+
+
+class Change(NamedTuple):
+    """How a tensor is laid out here and there."""
+
+    to_ours: Callable[[Tensor], Tensor]
+    from_ours: Callable[[Tensor], Tensor]
+
+
+class Rule(NamedTuple):
+    """One line of a table."""
+
+    ours: str
+    theirs: str
+    change: Change | None = None
+
+
+class Ignored(NamedTuple):
+    """Tensors that no model here has a use for (a pattern of the whole name), and why."""
+
+    pattern: str
+    reason: str
+
+
+class Usual(NamedTuple):
+    """A setting that most models of a layout have."""
+
+    value: object
+    reason: str
+    """Why it is assumed, and what to give where it is wrong."""
+    allowed: tuple[object, ...] = ()
+    """The only values with which a model here computes the same, where not all do."""
+
+
+class Asked(NamedTuple):
+    """A setting that a layout leaves open and that must be given."""
+
+    question: str
+    """What is open, and which values to give."""
+    allowed: tuple[object, ...] = ()
+    """As above."""
+
+
+IMAGENET: dict[str, object] = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+"""Preprocessing of most published models."""
+
+
+@dataclass
+class Converted:
+    """Weights under this project's names, and what became of the rest of a file."""
+
+    tensors: dict[str, Tensor]
+    ignored: dict[str, str] = field(default_factory=dict)
+    """Names in the file that are left out, and why."""
+    changed: dict[str, str] = field(default_factory=dict)
+    """Our names of tensors that are not simply renamed, and what was done."""
+    unknown: dict[str, Tensor] = field(default_factory=dict)
+    """Tensors that no rule knows, by the file's names."""
+    facts: dict[str, object] = field(default_factory=dict)
+    """Settings of a model that only the other layout tells, such as the heads of a kernel."""
+    usual: dict[str, Usual] = field(default_factory=dict)
+    """Settings to assume, and to list as such, where nothing else says them."""
+    asked: dict[str, Asked] = field(default_factory=dict)
+    """Settings that neither the tensors nor the layout show."""
+    preprocess: dict[str, object] = field(default_factory=dict)
+    """How the images of published models of this layout were prepared, where all were alike."""
+
+
+BUFFERS = (
+    Ignored(r".*relative_position_index", "follows from the window; computed here"),
+    Ignored(r".*relative_coords_table", "follows from the window; computed here"),
+    Ignored(r".*attn_mask", "follows from the grid; computed here"),
+    Ignored(r".*attn\.k_bias", "always zero"),
+)
+"""What Swin implementations store although it follows from the geometry."""
+
+
+def to_ours(
+    rules: Sequence[Rule], ignored: Iterable[Ignored], tensors: Mapping[str, Tensor]
+) -> Converted:
+    """Tensors under our names, by the first rule that knows a name."""
+    result = Converted({})
+    groups: dict[str, dict[int, Tensor]] = {}
+    sizes: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        reason = next((i.reason for i in ignored if re.fullmatch(i.pattern, name)), None)
+        if reason is not None:
+            result.ignored[name] = reason
+            continue
+        found = _first(rules, name)
+        if found is None:
+            result.unknown[name] = tensor
+            continue
+        rule, ours, part = found
+        if rule.change is not None:
+            tensor = rule.change.to_ours(tensor)
+            result.changed[ours] = "laid out anew"
+        count = len(_parts(rule.theirs))
+        if count == 1:
+            _put(result.tensors, ours, tensor, name)
+        else:
+            groups.setdefault(ours, {})[part] = tensor
+            sizes[ours] = count
+    for ours, parts in groups.items():
+        if len(parts) != sizes[ours]:
+            raise CheckpointError(
+                f"'{ours}' is made of {sizes[ours]} tensors, of which the file has {len(parts)}. "
+                f"The file is not complete."
+            )
+        result.tensors[ours] = torch.cat([parts[index] for index in sorted(parts)])
+        result.changed[ours] = f"{len(parts)} tensors joined"
+    return result
+
+
+def from_ours(rules: Sequence[Rule], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our tensors under the other project's names. Every tensor must have a rule."""
+    result: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        for rule in rules:
+            values = _match(rule.ours, name)
+            if values is None:
+                continue
+            spellings = _parts(rule.theirs)
+            names = [_fill(spelling, values) for spelling in spellings]
+            for theirs, part in zip(names, tensor.chunk(len(names)), strict=True):
+                result[theirs] = part if rule.change is None else rule.change.from_ours(part)
+            break
+        else:
+            raise CheckpointError(f"The layout has no name for '{name}'.")
+    return result
+
+
+_BIASED = re.compile(
+    r"(blocks\.\d+\.(norm[12]|attn\.(proj|q_norm|k_norm|norm)|mlp\.(fc1|norm|fc2))|norm|norm_pre"
+    r"|patch_embed\.norm_\w+|pooling\.(q|kv|proj|norm|mlp\.fc[12])|representation|head(_dist)?)"
+    r"\.weight"
+)
+"""Layers of a ViT that always have a bias here."""
+
+
+def with_zero_biases(result: Converted) -> Converted:
+    """Layers without a bias get one of zeros, which computes the same."""
+    for name in [name for name in result.tensors if _BIASED.fullmatch(name)]:
+        bias, weight = name.removesuffix("weight") + "bias", result.tensors[name]
+        if bias not in result.tensors:
+            result.tensors[bias] = weight.new_zeros(weight.shape[0])
+            result.changed[bias] = "zeros: the file has no such bias"
+    return result
+
+
+def _put(tensors: dict[str, Tensor], ours: str, tensor: Tensor, name: str) -> None:
+    if ours in tensors:
+        raise CheckpointError(f"The file has '{ours}' twice: '{name}' is the second of them.")
+    tensors[ours] = tensor
+
+
+def _first(rules: Sequence[Rule], name: str) -> tuple[Rule, str, int] | None:
+    """The first rule for a name, our name, and which part of our tensor it is."""
+    for rule in rules:
+        for part, spelling in enumerate(_parts(rule.theirs)):
+            values = _match(spelling, name)
+            if values is not None:
+                return rule, _fill(rule.ours, values), part
+    return None
+
+
+_NUMBER = re.compile(r"\{(\d*)([a-z])([+-]\d+)?\}")
+_CHOICE = re.compile(r"\{([^{}]*\|[^{}]*)\}")
+_PLACE = re.compile(r"(\{[^{}]*\}|\*)")
+
+
+@cache
+def _parts(name: str) -> tuple[str, ...]:
+    """The names of all parts of a tensor, in order: one, unless the name has a choice."""
+    choice = _CHOICE.search(name)
+    if choice is None:
+        return (name,)
+    return tuple(name.replace(choice[0], word) for word in choice[1].split("|"))
+
+
+@cache
+def _compiled(name: str) -> tuple[re.Pattern[str], tuple[tuple[str, int, int], ...]]:
+    """A pattern for a name, and letter, factor and offset of each of its numbers."""
+    numbers = tuple(
+        (letter, int(factor or 1), int(offset or 0))
+        for factor, letter, offset in _NUMBER.findall(name)
+    )
+    pieces = [
+        "(weight|bias)" if p == "*" else "([0-9]{1,6})" if p[:1] == "{" else re.escape(p)
+        for p in _PLACE.split(name)
+    ]
+    return re.compile("".join(pieces)), numbers
+
+
+def _match(name: str, found: str) -> dict[str, int | str] | None:
+    """The values of letters and star with which a name of a table is the one that was found."""
+    pattern, numbers = _compiled(name)
+    match = pattern.fullmatch(found)
+    if match is None:
+        return None
+    values: dict[str, int | str] = {}
+    for (letter, factor, offset), digits in zip(numbers, match.groups(), strict=False):
+        value, rest = divmod(int(digits) - offset, factor)
+        if rest or value < 0 or values.setdefault(letter, value) != value:
+            return None
+    if "*" in name:
+        values["*"] = match.groups()[-1]
+    return values
+
+
+def _fill(name: str, values: Mapping[str, int | str]) -> str:
+    """A name of a table with its letters and star replaced."""
+
+    def number(match: re.Match[str]) -> str:
+        return str(int(match[1] or 1) * int(values[match[2]]) + int(match[3] or 0))
+
+    return _NUMBER.sub(number, name).replace("*", str(values.get("*", "")))
+
+
+def need(tensors: Mapping[str, Tensor], name: str, axes: int) -> Tensor:
+    """A tensor with so many axes, or an error."""
+    tensor = tensors.get(name)
+    if tensor is None:
+        raise CheckpointError(f"the weights are not complete: '{name}' is missing.")
+    if tensor.ndim != axes or 0 in tensor.shape:
+        raise CheckpointError(
+            f"'{name}' has the shape {tuple(tensor.shape)}; expected {axes} axes, none of length 0."
+        )
+    return tensor
+
+
+def patch_weight(tensors: Mapping[str, Tensor]) -> Tensor:
+    """The patch embedding: width, channels, and height and width of a patch."""
+    return need(tensors, "patch_embed.proj.weight", 4)
+
+
+def count(tensors: Mapping[str, Tensor], pattern: str) -> int:
+    """How many numbers, from 0 on without a gap, a part of the names has."""
+    found = {int(match[1]) for name in tensors if (match := re.fullmatch(pattern, name))}
+    if found != set(range(len(found))):
+        gap = min(set(range(max(found))) - found)
+        raise CheckpointError(f"block or stage {gap} is missing among the weights.")
+    return len(found)
+
+
+def mlp_ratio(hidden: int, width: int) -> float:
+    """A ratio that gives back this number of channels when it is multiplied and rounded down."""
+    ratio = hidden / width
+    return ratio if int(width * ratio) == hidden else math.nextafter(ratio, math.inf)

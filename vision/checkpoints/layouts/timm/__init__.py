@@ -1,0 +1,1 @@
+"""timm: its names, its own definitions of architectures, and the way back."""

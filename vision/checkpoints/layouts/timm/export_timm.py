@@ -1,0 +1,139 @@
+"""Weights and config.json as timm reads them: `timm.create_model("local-dir:FOLDER")`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vision.checkpoints.layouts.exporting import (
+    Export,
+    not_timm,
+    one_window,
+    position_rows,
+    refuse,
+    swin_of,
+    without_positions,
+)
+from vision.checkpoints.layouts.timm import timm_names as timm
+from vision.checkpoints.layouts.timm.timm_candidates import Candidate, candidates, differences
+from vision.checkpoints.layouts.timm.timm_models import describe
+from vision.config import pair
+from vision.models.configs import SwinConfig, SwinV2Config, ViTConfig, per_stage
+from vision.models.rotary import dinov3_periods
+from vision.models.swin import Swin
+from vision.models.vit import ViT
+from vision.models.windows import clip_windows
+
+
+def timm_model(export: Export) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors by timm's names, and what config.json says."""
+    not_timm(export)
+    if isinstance(export.model, ViT):
+        architecture, tensors, arguments = _vit(export)
+        classifier, features = "head", export.model.config.width
+    else:
+        architecture, tensors, arguments = _swin(export)
+        classifier, features = "head.fc", export.tensors["norm.weight"].shape[0]
+    opened, images = export.opened, export.preprocess()
+    size = [opened.channels, *opened.image_size]
+    config = {
+        "architecture": architecture,
+        "num_classes": opened.classes,
+        "num_features": features,
+        "global_pool": arguments.get("global_pool", "avg"),
+        "model_args": {"in_chans": opened.channels, **arguments},
+        "pretrained_cfg": {
+            "num_classes": opened.classes,
+            "input_size": size,
+            "fixed_input_size": True,
+            "mean": images["mean"],
+            "std": images["std"],
+            "interpolation": images["interpolation"],
+            "crop_pct": images["crop_ratio"],
+            "first_conv": "patch_embed.proj",
+            "classifier": classifier,
+        },
+    }
+    if opened.class_names is not None:
+        config["label_names"] = list(opened.class_names)
+    return tensors, config
+
+
+def _vit(export: Export) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
+    """The first of timm's classes that computes the same, by its own definition."""
+    config = export.opened.config
+    assert isinstance(config, ViTConfig)
+    if config.pool == "class_token_and_mean":
+        refuse("timm", "its head sees the class token and the mean of the patches at once")
+    if config.representation or config.projection:
+        refuse("timm", "a layer lies between pooling and head (representation or projection)")
+    reasons: list[str] = []
+    near: Candidate | None = None
+    for candidate in candidates(config, export.opened.image_size):
+        described = describe(candidate.architecture, candidate.arguments, {})
+        if described is None:
+            continue
+        found = differences(described.settings, config)
+        if not found:
+            return _named(export, candidate)
+        near = candidate if near is None and set(found) == {"norm_eps"} else near
+        reasons.append(f"its {candidate.architecture} has {', '.join(found.values())}")
+    if near is None:
+        refuse("timm", "; ".join(reasons))
+    export.notes.append(f"norm_eps={config.norm_eps} here; timm's {near.architecture} has another.")
+    return _named(export, near)
+
+
+def _named(export: Export, candidate: Candidate) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
+    return candidate.architecture, _vit_tensors(export, candidate), dict(candidate.arguments)
+
+
+def _vit_tensors(export: Export, candidate: Candidate) -> dict[str, Tensor]:
+    config = export.opened.config
+    assert isinstance(config, ViTConfig)
+    tensors = without_positions(export.tensors)
+    if config.positions not in ("none", "rotary"):
+        model = export.model
+        assert isinstance(model, ViT)
+        rows = 2 if config.distillation_token else getattr(model.positions, "class_rows", 0)
+        # timm gives registers a position as soon as the class token has one; theirs is zero.
+        tensors["positions.table"] = position_rows(export, rows, config.registers if rows else 0)
+    periods = tensors.pop("rotary.periods", None)
+    if periods is not None and not torch.equal(periods.float(), dinov3_periods(len(periods))):
+        export.notes.append("rotary.periods are rounded in these weights; timm computes them anew.")
+    # The norm of a class token is the same before and after it is picked.
+    after = config.pool_norm == "after" and config.pool == "mean"
+    return timm.vit_from_ours(tensors, candidate.rules, after)
+
+
+def _swin(export: Export) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
+    model, config = swin_of(export, "timm")
+    if config.norm_eps != 1e-5:
+        export.notes.append(f"norm_eps={config.norm_eps} here; timm's Swin has 1e-05.")
+    arguments: dict[str, Any] = {
+        "img_size": list(export.opened.image_size),
+        "patch_size": list(pair(config.patch_size)),
+        "embed_dim": config.width,
+        "depths": list(config.depths),
+        "num_heads": list(config.heads),
+        "window_size": _window_size(model),
+        "mlp_ratio": config.mlp_ratio,
+    }
+    architecture = "swin_tiny_patch4_window7_224"
+    if isinstance(config, SwinV2Config):
+        architecture = "swinv2_tiny_window8_256"
+        trained = config.pretrained_window
+        if trained is not None:
+            arguments["pretrained_window_sizes"] = list(trained)
+    return architecture, timm.swin_from_ours(export.tensors), arguments
+
+
+def _window_size(model: Swin) -> list[Any]:
+    """One window for all stages, or one for each of a first Swin."""
+    window, grids = model.config.window, [shape.grid for shape in model.shapes(model.grid)]
+    clipped = [clip_windows(w, [g])[0] for w, g in zip(model.windows, grids, strict=True)]
+    several = isinstance(model.config, SwinConfig) and per_stage(window)
+    # Two entries would be height and width; what is larger than its grid is clipped there.
+    if several and len(model.windows) != 2 and clipped == model.windows:
+        return [list(window) for window in model.windows]
+    return list(one_window(model, "timm"))

@@ -1,0 +1,188 @@
+"""timm's layout (0.9 and later), from which this project's own differs in a few names.
+
+`VisionTransformer`, `Eva`, `Beit` and `NaFlexVit` share most names; what only some of them have is
+in tables of its own. Much else that is published for ViT has timm's names too; see deit.py,
+dino.py, dinov3.py and mae.py.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from einops import rearrange
+from torch import Tensor
+
+from vision.checkpoints.errors import CheckpointError
+from vision.checkpoints.layouts import rules
+from vision.checkpoints.layouts.rules import BUFFERS, Asked, Change, Converted, Rule
+from vision.checkpoints.layouts.timm.timm_families import usual_settings
+
+BLOCK = (
+    Rule("blocks.{i}.norm1.*", "blocks.{i}.norm1.*"),
+    Rule("blocks.{i}.attn.qkv.*", "blocks.{i}.attn.qkv.*"),
+    Rule("blocks.{i}.attn.q_norm.*", "blocks.{i}.attn.q_norm.*"),
+    Rule("blocks.{i}.attn.k_norm.*", "blocks.{i}.attn.k_norm.*"),
+    Rule("blocks.{i}.attn.norm.*", "blocks.{i}.attn.norm.*"),
+    Rule("blocks.{i}.attn.proj.*", "blocks.{i}.attn.proj.*"),
+    Rule("blocks.{i}.ls1.gamma", "blocks.{i}.ls1.gamma"),
+    Rule("blocks.{i}.norm2.*", "blocks.{i}.norm2.*"),
+    Rule("blocks.{i}.mlp.fc1.*", "blocks.{i}.mlp.fc1.*"),
+    Rule("blocks.{i}.mlp.norm.*", "blocks.{i}.mlp.norm.*"),
+    Rule("blocks.{i}.mlp.fc2.*", "blocks.{i}.mlp.fc2.*"),
+    Rule("blocks.{i}.ls2.gamma", "blocks.{i}.ls2.gamma"),
+)
+VIT = (
+    Rule("patch_embed.proj.*", "patch_embed.proj.*"),
+    Rule("cls_token", "cls_token"),
+    Rule("dist_token", "dist_token"),
+    Rule("reg_token", "reg_token"),
+    Rule("positions.table", "pos_embed"),
+    Rule("norm_pre.*", "norm_pre.*"),
+    *BLOCK,
+    Rule("norm.*", "norm.*"),
+    Rule("pooling.latent", "attn_pool.latent"),
+    Rule("pooling.q.*", "attn_pool.q.*"),
+    Rule("pooling.kv.*", "attn_pool.kv.*"),
+    Rule("pooling.proj.*", "attn_pool.proj.*"),
+    Rule("pooling.norm.*", "attn_pool.norm.*"),
+    Rule("pooling.mlp.fc1.*", "attn_pool.mlp.fc1.*"),
+    Rule("pooling.mlp.fc2.*", "attn_pool.mlp.fc2.*"),
+    Rule("representation.*", "pre_logits.fc.*"),  # until 0.6; a tanh follows
+    Rule("representation.*", "head.pre_logits.fc.*"),
+    Rule("head.*", "head.*"),
+    Rule("head_dist.*", "head_dist.*"),
+)
+NORM_AFTER_POOL = Rule("norm.*", "fc_norm.*")
+LAYER_SCALE = (
+    Rule("blocks.{i}.ls1.gamma", "blocks.{i}.gamma_1"),
+    Rule("blocks.{i}.ls2.gamma", "blocks.{i}.gamma_2"),
+)
+"""As Eva, Beit and the original DeiT name it."""
+SPLIT_GATE = Rule("blocks.{i}.mlp.fc1.*", "blocks.{i}.mlp.{fc1_g|fc1_x}.*")
+EVA = (
+    *LAYER_SCALE,
+    Rule("blocks.{i}.attn.q_bias", "blocks.{i}.attn.q_bias"),
+    Rule("blocks.{i}.attn.v_bias", "blocks.{i}.attn.v_bias"),
+    Rule("blocks.{i}.relative.table", "blocks.{i}.attn.relative_position_bias_table"),
+    Rule("relative.table", "rel_pos_bias.relative_position_bias_table"),
+    Rule("rotary.frequencies", "rope.freqs"),
+)
+SPLIT = (
+    Rule("blocks.{i}.attn.qkv.weight", "blocks.{i}.attn.{q_proj|k_proj|v_proj}.weight"),
+    SPLIT_GATE,
+)
+SPLIT_BIAS = (Rule("blocks.{i}.attn.qkv.bias", "blocks.{i}.attn.{q_proj|k_proj|v_proj}.bias"),)
+SPLIT_BIAS_WITHOUT_KEYS = (
+    Rule("blocks.{i}.attn.q_bias", "blocks.{i}.attn.q_proj.bias"),
+    Rule("blocks.{i}.attn.v_bias", "blocks.{i}.attn.v_proj.bias"),
+)
+FLAT_GRID = Change(
+    lambda table: rearrange(table, "one y x c -> one (y x) c"),
+    lambda table: rearrange(table, "one (y x) c -> one y x c", y=round(table.shape[1] ** 0.5)),
+)
+NAFLEX = (
+    Rule("cls_token", "embeds.cls_token"),
+    Rule("reg_token", "embeds.reg_token"),
+    Rule("positions.table", "embeds.pos_embed", FLAT_GRID),
+    Rule("patch_embed.proj.*", "embeds.proj.*"),
+)
+"""Square grids and patches only: the names of NaFlexVit's tensors do not tell other ones."""
+ATTENTION_POOL = (
+    "Tensors do not show whether the attention pooling of timm's VisionTransformer sees the class "
+    "token. If it does, and no registers (pool_include_prefix=True), give model.pool=attention; "
+    "else use it as a baseline: model=timm model.name=… (timm's name)."
+)
+SWIN_BLOCK = (
+    Rule("layers.{s}.blocks.{b}.norm1.*", "layers.{s}.blocks.{b}.norm1.*"),
+    Rule("layers.{s}.blocks.{b}.attn.qkv.*", "layers.{s}.blocks.{b}.attn.qkv.*"),
+    Rule("layers.{s}.blocks.{b}.attn.q_bias", "layers.{s}.blocks.{b}.attn.q_bias"),
+    Rule("layers.{s}.blocks.{b}.attn.v_bias", "layers.{s}.blocks.{b}.attn.v_bias"),
+    Rule("layers.{s}.blocks.{b}.attn.logit_scale", "layers.{s}.blocks.{b}.attn.logit_scale"),
+    Rule("layers.{s}.blocks.{b}.attn.cpb_mlp.{j}.*", "layers.{s}.blocks.{b}.attn.cpb_mlp.{j}.*"),
+    Rule(
+        "layers.{s}.blocks.{b}.attn.relative_position_bias_table",
+        "layers.{s}.blocks.{b}.attn.relative_position_bias_table",
+    ),
+    Rule("layers.{s}.blocks.{b}.attn.proj.*", "layers.{s}.blocks.{b}.attn.proj.*"),
+    Rule("layers.{s}.blocks.{b}.norm2.*", "layers.{s}.blocks.{b}.norm2.*"),
+    Rule("layers.{s}.blocks.{b}.mlp.fc1.*", "layers.{s}.blocks.{b}.mlp.fc1.*"),
+    Rule("layers.{s}.blocks.{b}.mlp.fc2.*", "layers.{s}.blocks.{b}.mlp.fc2.*"),
+)
+SWIN = (
+    Rule("patch_embed.proj.*", "patch_embed.proj.*"),
+    Rule("patch_norm.*", "patch_embed.norm.*"),
+    *SWIN_BLOCK,
+    # A stage starts with its merging, as here. Until 0.6 a stage ended with it: official.py.
+    Rule("layers.{s}.downsample.norm.*", "layers.{s}.downsample.norm.*"),
+    Rule("layers.{s}.downsample.reduction.*", "layers.{s}.downsample.reduction.*"),
+    Rule("norm.*", "norm.*"),
+    Rule("head.*", "head.fc.*"),
+)
+
+
+def vit_to_ours(tensors: Mapping[str, Tensor]) -> Converted:
+    """A ViT as timm stores it; a last norm after the pooling has another name there."""
+    keys = "blocks.0.attn.k_proj.bias" in tensors
+    split = (*SPLIT, *(SPLIT_BIAS if keys else SPLIT_BIAS_WITHOUT_KEYS))
+    table = (*VIT, NORM_AFTER_POOL, *EVA, *split, *NAFLEX)
+    result = rules.to_ours(table, BUFFERS, tensors)
+    _refuse_other_norms(tensors)
+    _unflatten_patches(result)
+    if "fc_norm.weight" in tensors:
+        result.facts |= {"pool_norm": "after", "pool": "mean"}
+    if (
+        "attn_pool.latent" in tensors
+        and "cls_token" in tensors
+        and "norm_pre.weight" not in tensors
+    ):
+        result.asked["pool"] = Asked(ATTENTION_POOL, ("attention",))
+    result.usual = usual_settings(
+        result.tensors,
+        layer_scale="blocks.0.gamma_1" in tensors,
+        naflex="embeds.proj.weight" in tensors,
+    )
+    return result
+
+
+def _refuse_other_norms(tensors: Mapping[str, Tensor]) -> None:
+    stem, block = "patch_embed.norm.weight", "blocks.0.norm1.weight"
+    biased = "blocks.0.norm1.bias" in tensors
+    name = stem if stem in tensors else block if block in tensors and not biased else None
+    if name is not None:
+        raise CheckpointError(
+            f"'{name}' has no counterpart in a ViT of this project: a norm in the stem, or an "
+            f"RMSNorm. timm runs the model as a baseline: model=timm model.name=… (timm's name)."
+        )
+
+
+def _unflatten_patches(result: Converted) -> None:
+    """NaFlexVit's linear map of square patches, whose channels come last, as a convolution."""
+    name = "patch_embed.proj.weight"
+    weight = result.tensors.get(name)
+    if weight is None or weight.ndim != 2:
+        return
+    channels = next((n for n in (3, 1, 4, 2) if (weight.shape[1] / n) ** 0.5 % 1 == 0), 0)
+    if not channels:
+        raise CheckpointError(
+            f"'embeds.proj.weight' maps {weight.shape[1]} numbers, which are not a square patch."
+        )
+    side = round((weight.shape[1] / channels) ** 0.5)
+    pattern = "c (y x channels) -> c channels y x"
+    result.tensors[name] = rearrange(weight, pattern, y=side, x=side).contiguous()
+    result.changed[name] = "laid out anew"
+
+
+def swin_to_ours(tensors: Mapping[str, Tensor]) -> Converted:
+    """A Swin of either version as timm stores it since 0.9."""
+    return rules.to_ours(SWIN, BUFFERS, tensors)
+
+
+def vit_from_ours(
+    tensors: Mapping[str, Tensor], own: Sequence[Rule], norm_after_pool: bool
+) -> dict[str, Tensor]:
+    """Our ViT with timm's names; `own` are those that only some of its classes have."""
+    after = (NORM_AFTER_POOL,) if norm_after_pool else ()
+    return rules.from_ours((*after, *own, *VIT), tensors)
+
+
+def swin_from_ours(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our Swin of either version with timm's names."""
+    return rules.from_ours(SWIN, tensors)

@@ -1,0 +1,281 @@
+"""The one door from a place to a model.
+
+    place → file → named tensors → our names → config → model with weights → report
+
+A place is a run's folder, a checkpoint file or folder of any known format, `timm:NAME` or
+`hf:OWNER/NAME`. A file that cannot be opened as the model that its authors ran is refused, or the
+report says what differs.
+"""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from vision.checkpoints.describe import check_given, describe
+from vision.checkpoints.errors import CheckpointError
+from vision.checkpoints.fit.assign import Positions, Windows, project_of, put
+from vision.checkpoints.fit.tensors import Fitting, NewHead
+from vision.checkpoints.layouts.rules import Converted
+from vision.checkpoints.metadata import Metadata
+from vision.checkpoints.native.run_record import RunRecord
+from vision.checkpoints.report import LoadReport
+from vision.checkpoints.weights import Place, StoredWeights, WhichWeights, read_weights
+from vision.config import ConfigError, Size, pair
+from vision.data.configs import PreprocessConfig
+from vision.data.preprocess import Known, Preprocess, resolve_preprocess
+from vision.models.build import build_model
+from vision.models.configs import (
+    AutoModelConfig,
+    ModelChoice,
+    ModelConfig,
+    SwinConfig,
+    SwinV2Config,
+    TimmConfig,
+)
+from vision.models.layers import Classifier, Grid
+from vision.models.windows import pin_windows
+from vision.terminal import plain
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model, and everything that is known of it."""
+
+    model: Classifier
+    """In evaluation mode."""
+    config: ModelConfig
+    image_size: Grid
+    """Size of the images that the model is for."""
+    trained_size: Grid
+    """Size of the images that the weights were trained on."""
+    channels: int
+    classes: int
+    """0: the model has no head."""
+    class_names: tuple[str, ...] | None
+    known: Known
+    """Values of the preprocessing with their origins."""
+    path: Path
+    """The file."""
+    tensors: Mapping[str, Tensor]
+    """The weights in the types of the file, under our names, as they were fitted to the model."""
+    report: LoadReport
+    """What became of each tensor."""
+    resized_as: str = "vision"
+    """The project in whose way tables of positions are fitted to another grid."""
+    weights: Literal["raw", "ema"] = "raw"
+    record: RunRecord | None = None
+    """Of a run of this project."""
+
+    @property
+    def preprocess(self) -> Preprocess:
+        """How images become the model's numbers, as the weights were trained."""
+        auto = PreprocessConfig(mean="auto", std="auto", interpolation="auto", crop_ratio="auto")
+        return resolve_preprocess(auto, self.image_size, self.channels, self.known)
+
+    def notes(self) -> list[str]:
+        """How the model may differ from what its authors ran: what was assumed, and what was
+        resized.
+        """
+        report = self.report
+        resized = [f"{name} was resized: {how}" for name, how in report.resized.items()]
+        more = [f"{len(resized) - 3} more tensors were resized"] if len(resized) > 3 else []
+        layout = [] if self.record is not None else [f"weights in the layout of {report.layout}"]
+        assumed = [f"assumed {line}" for line in report.assumed]
+        return [*layout, *assumed, *report.warnings, *resized[:3], *more]
+
+    def table(self) -> "Table":
+        """What the place holds, for a terminal."""
+        from rich.table import Table
+
+        result = Table.grid(padding=(0, 2))
+        result.add_column()
+        result.add_column(overflow="fold")
+        height, width = self.trained_size
+        names = ", ".join(self.class_names[:3]) + " …" if self.class_names else "without names"
+        settings = self.config.model_dump(mode="json", exclude={"kind"})
+        preprocess = self.preprocess
+        rows = [
+            ("file", str(self.path)),
+            ("layout", self.report.layout),
+            ("integrity", self.report.integrity),
+            ("model", f"{self.config.kind}, {height} × {width} px, {self.channels} channels"),
+            ("settings", ", ".join(f"{key} {value}" for key, value in settings.items())),
+            ("classes", f"{self.classes} ({names})" if self.classes else "none: no head"),
+            *((n, f"{getattr(preprocess, n)} ({o})") for n, o in preprocess.origin.items()),
+            *(("assumed", line) for line in self.report.assumed),
+            *(("warning", line) for line in self.report.warnings),
+        ]
+        for word, sentence in rows:
+            result.add_row(word, plain(sentence))
+        return result
+
+    def as_dict(self) -> dict[str, Any]:
+        """What the place holds as plain mappings and lists, for JSON."""
+        origin, values = self.known[0] if self.known else ("", {})
+        return {
+            "config": self.config.model_dump(mode="json"),
+            "image_size": list(self.trained_size),
+            "channels": self.channels,
+            "classes": self.classes,
+            "class_names": None if self.class_names is None else list(self.class_names),
+            "preprocess": dict(values),
+            "preprocess_origin": origin,
+            "layout": self.report.layout,
+            "assumed": list(self.report.assumed),
+            "warnings": list(self.report.warnings),
+        }
+
+
+def open_model(
+    place: Place,
+    *,
+    model: ModelChoice | None = None,
+    weights: WhichWeights = "auto",
+    rename: Sequence[tuple[str, str]] = (),
+    image_size: Size | None = None,
+    channels: int | None = None,
+    classes: int | None = None,
+    resize_positions: Positions = "auto",
+    resize_windows: Windows = "auto",
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    setting: str = "checkpoint",
+    **given: Any,
+) -> OpenedModel:
+    """The model of a place, with its weights.
+
+    `model`: the config that it must have; None or auto: what the place says, with the settings that
+    are `given` in its stead. `image_size`, `channels` and `classes`: what the model is for; None:
+    as the weights were trained. A head for other classes is drawn from `seed`. `resize_positions`
+    and `resize_windows`: how tables are fitted to another grid. `setting`: the setting that gave
+    the place.
+    """
+    if isinstance(model, AutoModelConfig):
+        given, model = model.given() | given, None
+    check_given(given)
+    stored = read_weights(place, weights, rename, setting, timm=isinstance(model, TimmConfig))
+    try:
+        found = describe(stored, model, given)
+    except (CheckpointError, ConfigError) as error:
+        raise type(error)(f"{stored.path}: {error}") from error
+    size = found.trained_size if image_size is None else pair(image_size)
+    config = found.config
+    if isinstance(config, SwinConfig | SwinV2Config) and not found.other_windows:
+        config = pin_windows(config, found.trained_size, size)
+    wanted = found.classes if classes is None else classes
+    own_head = wanted == found.classes and not isinstance(config, TimmConfig)
+    built = build_model(
+        config,
+        size,
+        channels=found.channels if channels is None else channels,
+        classes=wanted,
+        seed=seed,
+        # No memory is taken for what the file replaces. timm's models have buffers, which do not
+        # come back from there.
+        device="meta" if own_head else "cpu",
+    )
+    new_head: NewHead = "never" if classes is None else "auto"
+    try:
+        fitting = put(
+            built,
+            stored,
+            trained_size=found.trained_size,
+            positions=resize_positions,
+            windows=resize_windows,
+            new_head=new_head,
+        )
+    except CheckpointError as error:
+        if model is None:
+            raise
+        raise ConfigError(f"model: {error} model=auto takes the model of the weights.") from error
+    return OpenedModel(
+        model=_moved(built, device).eval(),
+        config=config,
+        image_size=size,
+        trained_size=found.trained_size,
+        channels=found.channels if channels is None else channels,
+        classes=wanted,
+        class_names=found.class_names if wanted == found.classes else None,
+        known=found.known,
+        path=stored.path,
+        tensors=fitting.tensors,
+        report=_report(stored, fitting, found.assumed),
+        resized_as=project_of(stored) or "vision",
+        weights="ema" if stored.averaged else "raw",
+        record=stored.record,
+    )
+
+
+def print_notes(lines: Iterable[str]) -> None:
+    """Say what a reader of the results must know, before them and apart from them."""
+    for line in lines:
+        print(f"note: {line}", file=sys.stderr)
+
+
+def load_weights(
+    model: Classifier,
+    place: Place,
+    *,
+    weights: WhichWeights = "auto",
+    rename: Sequence[tuple[str, str]] = (),
+    positions: Positions = "auto",
+    windows: Windows = "auto",
+    new_head: NewHead = "auto",
+    trained_size: Size | None = None,
+) -> LoadReport:
+    """Put the weights of a place into a model that is there already. Only a head may be missing."""
+    stored = _own_names(model, place) or read_weights(place, weights, rename)
+    size = None if trained_size is None else pair(trained_size)
+    fitting = put(
+        model,
+        stored,
+        trained_size=size,
+        positions=positions,
+        windows=windows,
+        new_head=new_head,
+    )
+    return _report(stored, fitting, ())
+
+
+def _moved(model: Classifier, device: torch.device | str) -> Classifier:
+    """The model on a device, unless its weights have no values."""
+    return model if any(p.is_meta for p in model.parameters()) else model.to(device)
+
+
+def _own_names(model: Classifier, place: Place) -> StoredWeights | None:
+    """Tensors in memory that have the model's own names are taken as they are."""
+    if not isinstance(place, Mapping):
+        return None
+    own = {name for name in model.state_dict() if not name.startswith("head")}
+    if not own <= place.keys():
+        return None
+    tensors = dict(place)
+    name = Path("tensors in memory")
+    return StoredWeights(name, "vision", tensors, Converted(tensors), Metadata(""), in_memory=True)
+
+
+def _report(stored: StoredWeights, fitting: Fitting, assumed: tuple[str, ...]) -> LoadReport:
+    converted = stored.converted.changed
+    done = {*fitting.resized, *converted}
+    return LoadReport(
+        source=str(stored.path),
+        layout=stored.layout or "timm",
+        path_taken=stored.path_taken,
+        loaded=tuple(name for name in fitting.tensors if name not in done),
+        converted={n: how for n, how in converted.items() if n in fitting.tensors},
+        resized=fitting.resized,
+        new=fitting.new,
+        ignored=stored.converted.ignored | fitting.ignored,
+        left=stored.left or {},
+        assumed=assumed,
+        integrity=stored.integrity,
+        warnings=tuple(fitting.warnings),
+    )
