@@ -31,7 +31,7 @@ from vision.inspection.gradients import token_gradcam
 from vision.inspection.rollout import rollout, seed_of
 from vision.models.build import build_model
 from vision.models.configs import ModelConfig
-from vision.models.swin import static_bias
+from vision.models.layers import static_bias
 
 CAPTURE_BAR, ROLLOUT_BAR_MS, PAGE_BAR_MB = 1.5, 10.0, 10.0
 MODELS = {"full": ("vit_base", "swin_tiny"), "quick": ("vit_mini", "swin_mini")}

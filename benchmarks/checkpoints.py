@@ -68,9 +68,9 @@ def measure(contender: str, path: Path, name: str) -> dict[str, float]:
         def run() -> None:
             load_checkpoint(model, str(path))
     else:
-        from vision.checkpoints.containers import unwrap
-        from vision.checkpoints.load import load_weights
-        from vision.checkpoints.reading import nonfinite, read_raw
+        from vision.checkpoints.files.containers import unwrap
+        from vision.checkpoints.files.reading import nonfinite, read_raw
+        from vision.checkpoints.open import load_weights
 
         model = own_model(name, "meta" if contender == "vision" else "cpu")
 

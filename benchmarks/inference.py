@@ -30,14 +30,14 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from vision.checkpoints.native import write_checkpoint
+from vision.checkpoints.native.checkpoint import write_checkpoint
 from vision.composition import compose
 from vision.config import parse
 from vision.inference.configs import ExportConfig
 from vision.inference.export import export
 from vision.inference.load import Loaded, load
 from vision.models.build import build_model
-from vision.models.swin import static_bias
+from vision.models.layers import static_bias
 from vision.training.configs import TrainConfig
 
 WAYS = ("eager", "eager again", "compiled", "exported", "onnx")

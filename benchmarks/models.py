@@ -41,7 +41,7 @@ from rich.table import Table
 from timing import AGAIN, batch_of, timed, timed_row, training_step
 from torch import nn
 
-from vision.models.swin import static_bias
+from vision.models.layers import static_bias
 
 MODES = ("forward", "training")
 FIGURES = {"kernels": "kernels", "bytes": "MB per picture", "peak": "peak MiB"}

@@ -14,7 +14,7 @@ from counting import Products, Replay
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from vision.models.swin import static_bias
+from vision.models.layers import static_bias
 
 AGAIN, PRODUCTS = "timm again", "products"
 """Beside the contenders: the reference once more, and the bare matrix products."""
