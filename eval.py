@@ -1,6 +1,6 @@
 """Evaluate a checkpoint: `python eval.py checkpoint=outputs/...`, the same as `vision eval`."""
 
-from vision.cli import run
+from vision.cli.app import run
 
 if __name__ == "__main__":
     run("eval")

@@ -1,6 +1,6 @@
 """Train: `python train.py [setting=value ...]`, the same as `vision train`."""
 
-from vision.cli import run
+from vision.cli.app import run
 
 if __name__ == "__main__":
     run("train")

@@ -23,12 +23,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vision.composition import compose
+from vision.cli.composition import compose
 from vision.config import parse
-from vision.inspection.capture import capture
+from vision.inspection.capture.capture import capture
 from vision.inspection.explorer.page import write_page
-from vision.inspection.gradients import token_gradcam
-from vision.inspection.rollout import rollout, seed_of
+from vision.inspection.methods.gradients import token_gradcam
+from vision.inspection.methods.rollout import rollout, seed_of
 from vision.models.build import build_model
 from vision.models.configs import ModelConfig
 from vision.models.layers import static_bias

@@ -92,7 +92,7 @@ def measure(contender: str, path: Path, name: str) -> dict[str, float]:
 
 def own_model(name: str, device: str) -> Any:
     """This project's model of the same shape."""
-    from vision.composition import compose
+    from vision.cli.composition import compose
     from vision.config import parse
     from vision.models.build import build_model
     from vision.models.configs import ModelConfig

@@ -38,7 +38,6 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from vision.config import parse
-from vision.data.build import build_source
 from vision.data.configs import (
     AugmentConfig,
     FolderConfig,
@@ -47,10 +46,11 @@ from vision.data.configs import (
     ShardsConfig,
 )
 from vision.data.loader import Loader, Recipe, evaluation_batches, training_batches
-from vision.data.prepare import Settings, prepare_split
+from vision.data.order import TrainingPlan
 from vision.data.preprocess import resolve_preprocess
-from vision.data.sampling import TrainingPlan
-from vision.data.source import Source
+from vision.data.sources.build import build_source
+from vision.data.sources.source import Source
+from vision.data.tools.prepare import Settings, prepare_split
 
 SIZE, BATCH = 224, 32
 POLICY, ERASE = "rand-m9-mstd0.5-inc1", 0.25

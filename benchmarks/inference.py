@@ -31,7 +31,7 @@ from rich.table import Table
 from torch import Tensor
 
 from vision.checkpoints.native.checkpoint import write_checkpoint
-from vision.composition import compose
+from vision.cli.composition import compose
 from vision.config import parse
 from vision.inference.configs import ExportConfig
 from vision.inference.export import export

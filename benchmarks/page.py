@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vision.composition import compose
+from vision.cli.composition import compose
 from vision.config import parse
 from vision.inspection.explorer.page import write_page
 from vision.models.build import build_model

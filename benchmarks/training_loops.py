@@ -18,7 +18,7 @@ from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
 from timm.utils import AverageMeter, accuracy, dispatch_clip_grad
 
-from vision.composition import compose
+from vision.cli.composition import compose
 from vision.config import parse
 from vision.training import loop
 from vision.training.configs import TrainConfig

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vision.inspection.scoring import METRICS
+from vision.inspection.trust.scoring import METRICS
 
 Numbers = dict[str, dict[str, list[float]]]
 """By method and metric, one number for each run."""

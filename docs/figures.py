@@ -19,12 +19,12 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from vision.composition import compose
+from vision.cli.composition import compose
 from vision.config import parse
 from vision.models.configs import ModelConfig
-from vision.models.cost import cost
-from vision.training.results import evaluations, find_runs
-from vision.training.run import Run, flat
+from vision.models.cost.count import cost
+from vision.sweeps.results import evaluations, find_runs
+from vision.training.run.run_folder import Run, flat
 
 COLOURS = ["#1b6ca8", "#d1495b", "#2e933c", "#7a5195", "#e68a00"]
 

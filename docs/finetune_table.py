@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 
 from counting import PeakMemory
 
-from vision.checkpoints.native.folder import latest
+from vision.checkpoints.native.checkpoint_folder import latest
 from vision.checkpoints.native.header import read_record
 from vision.config import parse
 from vision.models.build import build_model

@@ -11,10 +11,10 @@ import pytest
 # One thread per process, whether tests run alone or side by side. Read when torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# `model_settings` composes and parses the YAML of a model, for the tests of every package.
-sys.path.append(str(Path(__file__).parent / "models"))
-pytest.register_assert_rewrite("model_settings", "peers", "reference")
-sys.path.append(str(Path(__file__).parent / "training"))
+# What several tests share lies in helpers/ and is imported by its plain name.
+HELPERS = Path(__file__).parent / "helpers"
+sys.path.append(str(HELPERS))
+pytest.register_assert_rewrite(*(file.stem for file in HELPERS.glob("*.py")))
 
 
 @pytest.fixture

@@ -1,18 +1,15 @@
 """Weights of each family are fine-tuned with every recipe, and their attention is seen."""
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from layout_catalogue import CASES, FAMILIES
 
 import vision
-from vision.cli import main
-from vision.inspection.capture import capture
-from vision.inspection.methods import attribute
-
-sys.path.append(str(Path(__file__).parent / "checkpoints" / "layouts"))
-from catalogue import CASES, FAMILIES
+from vision.cli.app import main
+from vision.inspection.capture.capture import capture
+from vision.inspection.methods.methods import attribute
 
 RECIPES = ("finetune", "probe", "probe_then_finetune", "partial", "lora", "bitfit")
 QUICK = (

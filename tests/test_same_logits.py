@@ -2,30 +2,27 @@
 
 import copy
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from layout_catalogue import CASES, FAMILIES, Written
 from PIL import Image
 from torch import Tensor
 
 import vision
-from vision.cli import main
-from vision.composition import compose
+from vision.cli.app import main
+from vision.cli.composition import compose
 from vision.config import parse
-from vision.data.build import build_source
 from vision.data.loader import Loader, Recipe, evaluation_batches
+from vision.data.sources.build import build_source
 from vision.evaluation.configs import EvalConfig
 from vision.evaluation.evaluated import open_evaluated
 from vision.evaluation.predictions import predict
 from vision.inference.load import Loaded
 from vision.inference.predict import answers
-
-sys.path.append(str(Path(__file__).parent / "checkpoints" / "layouts"))
-from catalogue import CASES, FAMILIES, Written
 
 IMAGES = 3
 CPU = torch.device("cpu")

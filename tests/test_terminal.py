@@ -9,15 +9,15 @@ import pytest
 from model_settings import model_config, small_model
 from rich.console import Console
 
+from vision.checkpoints.load_report import LoadReport
 from vision.checkpoints.open import OpenedModel
-from vision.checkpoints.report import LoadReport
-from vision.data.check import DataCheck, SplitCheck
+from vision.data.tools.check import DataCheck, SplitCheck
 from vision.inference.load import Prediction
 from vision.inference.predict import Answer
 from vision.inference.predict import table as table_of_answers
-from vision.inference.score import table as table_of_scores
+from vision.inference.visualize.score import table as table_of_scores
 from vision.terminal import plain, print_wide, progress_bar
-from vision.training.report import Reporter
+from vision.training.run.messages import Reporter
 
 NAMES = ["[/b]", "[red]x[/red]", "[bold", ":cat:", "a\\", "\\[b]", "[link=x]y[/link]"]
 """What rich would read as an error, a colour, an emoji, an escape or a link."""

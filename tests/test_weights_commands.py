@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import vision
-from vision.cli import main
+from vision.cli.app import main
 
 
 @pytest.fixture

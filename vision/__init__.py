@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vision.checkpoints.open import load_weights
     from vision.config import ConfigError, parse
-    from vision.data.build import build_source
+    from vision.data.sources.build import build_source
     from vision.inference.load import load
     from vision.inspection.figures.show import show_attention
     from vision.models.build import build_model
-    from vision.models.cost import cost
+    from vision.models.cost.count import cost
     from vision.models.layers import static_bias
 
 __version__ = "0.1.0"
@@ -21,11 +21,11 @@ __version__ = "0.1.0"
 _HOMES = {
     "ConfigError": "vision.config",
     "parse": "vision.config",
-    "build_source": "vision.data.build",
+    "build_source": "vision.data.sources.build",
     "build_model": "vision.models.build",
     "load": "vision.inference.load",
     "load_weights": "vision.checkpoints.open",
-    "cost": "vision.models.cost",
+    "cost": "vision.models.cost.count",
     "show_attention": "vision.inspection.figures.show",
     "static_bias": "vision.models.layers",
 }

@@ -2,6 +2,6 @@
 
 import sys
 
-from vision.cli import main
+from vision.cli.app import main
 
 sys.exit(main())

@@ -1,6 +1,6 @@
 """Strict parsing of plain mappings into frozen, typed configs.
 
-Hydra composes YAML into plain mappings (see `vision/composition.py`); this module turns such a
+Hydra composes YAML into plain mappings (see `vision/cli/composition.py`); this module turns such a
 mapping into a `Config`, or raises one `ConfigError` that lists every mistake with its full path,
 what was expected and, for a misspelt key, the nearest known one. It knows nothing of Hydra, torch
 or any particular config.

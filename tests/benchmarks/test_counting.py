@@ -1,4 +1,4 @@
-"""The counters against closed forms, and against what `vision.models.cost` says of whole models."""
+"""The counters against closed forms, and against the cost of whole models."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 from vision.models.build import build_model
-from vision.models.cost import cost
+from vision.models.cost.count import cost
 from vision.models.layers import static_bias
 
 ROWS, COLUMNS = 6, 10

@@ -10,13 +10,13 @@ import timm
 import torch
 from model_settings import pictures, redraw, small_model
 from PIL import Image
-from records import stored
+from run_records import stored
 from timm.models.vision_transformer import VisionTransformer
 
 import vision
 from vision.checkpoints.native.checkpoint import write_checkpoint
 from vision.checkpoints.open import open_model
-from vision.cli import main
+from vision.cli.app import main
 from vision.config import ConfigError
 from vision.models.configs import TimmConfig
 

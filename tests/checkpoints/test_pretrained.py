@@ -7,8 +7,8 @@ import timm
 from omegaconf import OmegaConf
 
 from vision.checkpoints.published import TOP1
-from vision.cli import main
-from vision.listing import CONFIGS
+from vision.cli.app import main
+from vision.cli.listing import CONFIGS
 
 WORD = re.compile(r"\S+(?: M)?")
 

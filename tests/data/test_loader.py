@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vision.data.decode import UnreadablePictureError, open_picture
+from vision.data.images.decode import UnreadablePictureError, open_picture
+from vision.data.images.transforms import evaluation_pixels, training_pixels
 from vision.data.loader import (
     Batch,
     Loader,
@@ -27,10 +28,9 @@ from vision.data.loader import (
     resolve_workers,
     training_batches,
 )
+from vision.data.order import TrainingPlan, epoch_length
 from vision.data.randomness import generator
-from vision.data.sampling import TrainingPlan, epoch_length
-from vision.data.source import Picture, Source
-from vision.data.transforms import evaluation_pixels, training_pixels
+from vision.data.sources.source import Picture, Source
 
 
 class Memory:
@@ -273,7 +273,7 @@ def test_dead_worker_gives_a_clear_error() -> None:
     result = subprocess.run(
         [sys.executable, "-c", KILL],
         cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parents[2]}"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=120,

@@ -6,12 +6,12 @@ import torch
 from augment_settings import preprocess, read
 from torchvision.transforms import v2
 
-from vision.composition import compose
+from vision.cli.composition import compose
 from vision.config import ConfigError, parse
 from vision.data.configs import AugmentConfig, DataConfig, LoaderConfig, PreprocessConfig
-from vision.data.decode import open_picture
+from vision.data.images.decode import open_picture
+from vision.data.images.transforms import evaluation_pixels
 from vision.data.preprocess import normalizer, resolve_preprocess, usual_values
-from vision.data.transforms import evaluation_pixels
 
 AUTO = {"mean": "auto", "std": "auto", "interpolation": "auto", "crop_ratio": "auto"}
 

@@ -16,8 +16,8 @@ from sklearn import metrics as sklearn_metrics
 from small_runs import small_config, words
 
 from vision.checkpoints.native.checkpoint import read_checkpoint, write_checkpoint
-from vision.cli import main
-from vision.data.build import build_source
+from vision.cli.app import main
+from vision.data.sources.build import build_source
 
 QUICK = ["duration=6steps", "evaluate_every=6steps", "schedule.warmup=1steps"]
 
@@ -267,9 +267,9 @@ def test_neighbours_are_those_that_scikit_learn_finds(runs: Path, capsys: Captur
     from sklearn.neighbors import KNeighborsClassifier
 
     from vision.checkpoints.open import open_model
-    from vision.data.decode import open_picture
+    from vision.data.images.decode import open_picture
+    from vision.data.images.transforms import evaluation_pixels
     from vision.data.preprocess import normalizer
-    from vision.data.transforms import evaluation_pixels
 
     found = evaluate(capsys, f"checkpoint={runs / 'swin'}", "save=false", "neighbours=4")
     stored = open_model(runs / "swin")
@@ -307,7 +307,7 @@ def test_parquet_has_the_rows_of_the_csv_file(runs: Path, tmp_path: Path, capsys
 def test_parquet_without_pyarrow_is_refused_before_any_work(
     runs: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vision.evaluation.files.find_spec", lambda name: None)
+    monkeypatch.setattr("vision.evaluation.prediction_files.find_spec", lambda name: None)
     text = refused(capsys, f"checkpoint={runs / 'a'}", "predictions=parquet")
     assert "needs pyarrow" in text and "predictions=csv" in text
 

@@ -16,7 +16,7 @@ from vision.config import parse
 from vision.data.configs import LoaderConfig, PreprocessConfig
 from vision.data.loader import Batch, Loader, Recipe, evaluation_batches
 from vision.data.preprocess import Preprocess, normalizer, resolve_preprocess
-from vision.data.source import Picture
+from vision.data.sources.source import Picture
 from vision.evaluation.evaluate import evaluate
 
 CPU = torch.device("cpu")

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from eval_calls import Capture, evaluate, refused
 from torch import nn
 
-from vision.cli import main
-from vision.data.shapes import CLASSES, Shapes
+from vision.cli.app import main
+from vision.data.sources.shapes import CLASSES, Shapes
 
 PICTURES = 24
 DATA = ["data=shapes", "data.image_size=32", f"data.val_samples={PICTURES}", "save=false"]
@@ -196,7 +196,7 @@ def test_model_that_is_not_that_of_a_run_is_refused(tmp_path: Path, capsys: Capt
 def test_mistakes_about_the_model_are_told_without_loading_torch() -> None:
     program = """
 import sys
-from vision.cli import main
+from vision.cli.app import main
 calls = (["checkpoint=timm:resnet18"],
          ["checkpoint=x.pth", "model=vit_tny", "data=shapes"],
          ["checkpoint=x.pth", "model.hads=4", "data=shapes"])

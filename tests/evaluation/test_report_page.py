@@ -16,9 +16,9 @@ from PIL import Image
 
 from vision.evaluation.evaluated import Cost
 from vision.evaluation.measure import compare, confident_mistakes, measure
-from vision.evaluation.page import data_address, page
 from vision.evaluation.predictions import Speed
-from vision.evaluation.report import ModelReport, Report, short_names
+from vision.evaluation.report_page import data_address, page
+from vision.evaluation.result import ModelReport, Report, short_names
 from vision.evaluation.tables import tables
 from vision.terminal import print_wide
 

@@ -13,7 +13,7 @@ import timm
 import torch
 from torch import Tensor
 
-from vision.composition import compose
+from vision.cli.composition import compose
 from vision.config import parse
 from vision.evaluation.command import Processes, evaluate_checkpoints
 from vision.evaluation.configs import EvalConfig

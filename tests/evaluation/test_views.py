@@ -6,9 +6,9 @@ import torch
 from torchvision.transforms import v2
 
 from vision.config import ConfigError
-from vision.data.decode import open_picture
+from vision.data.images.decode import open_picture
+from vision.data.images.transforms import evaluation_pixels
 from vision.data.preprocess import Preprocess
-from vision.data.transforms import evaluation_pixels
 from vision.evaluation.augmentation import NUMBER_OF_VIEWS, average, loaded_as, views
 
 

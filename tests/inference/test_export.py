@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made import a_run
 from PIL import Image
+from untrained_runs import a_run
 
 import vision
-from vision.cli import main
+from vision.cli.app import main
 from vision.inference.export import ExportError, largest_difference
 
 FAMILIES = {

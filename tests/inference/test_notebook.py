@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from made import a_run
+from untrained_runs import a_run
 
 nbformat = pytest.importorskip("nbformat", reason="needs the extra `notebook`")
 nbclient = pytest.importorskip("nbclient", reason="needs the extra `notebook`")

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import timm
 import torch
-from made import a_run
 from PIL import Image
 from torchvision import transforms
+from untrained_runs import a_run
 
 import vision
 from vision.checkpoints.native.checkpoint import read_checkpoint, write_checkpoint
-from vision.cli import main
+from vision.cli.app import main
 from vision.config import ConfigError
-from vision.data.decode import UnreadablePictureError
+from vision.data.images.decode import UnreadablePictureError
 from vision.inference.predict import bar, find_pictures
 
 

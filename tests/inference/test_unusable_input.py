@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from made import a_run
 from PIL import Image
+from untrained_runs import a_run
 
 from vision.checkpoints.native.checkpoint import read_checkpoint, write_checkpoint
-from vision.cli import main
+from vision.cli.app import main
 
 Capture = pytest.CaptureFixture[str]
 COMMANDS = ("eval", "eval_foreign", "predict", "export")

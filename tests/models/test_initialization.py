@@ -9,7 +9,7 @@ from model_settings import model_config
 from torch import Tensor, nn
 
 from vision.models.build import build_model
-from vision.models.positions import FourierPositions
+from vision.models.positions.added import FourierPositions
 from vision.models.swin_v2 import SwinV2Block, WindowAttentionV2
 
 SIZES: dict[str, dict[str, Any]] = {

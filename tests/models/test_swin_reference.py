@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from model_settings import pictures, redraw, small_model
-from reference import reference_swin
+from reference_swin import reference_swin
 from torch import Tensor
 
 from vision.models.layers import Classifier, Grid, static_bias

@@ -14,7 +14,7 @@ from torch import nn
 
 from vision.config import ConfigError
 from vision.models.build import build_model
-from vision.models.cost import cost
+from vision.models.cost.count import cost
 
 TIMM: dict[str, Any] = {"patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 3}
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from small_runs import small_config, status, words
-from test_resume import start
+from started_runs import start
 
 from vision.checkpoints.native.checkpoint import read_checkpoint
-from vision.checkpoints.native.folder import latest
-from vision.cli import main
+from vision.checkpoints.native.checkpoint_folder import latest
+from vision.cli.app import main
 from vision.config import ConfigError
-from vision.training.distributed import World
 from vision.training.job import build_job
-from vision.training.run import Run
+from vision.training.run.distributed import World
+from vision.training.run.run_folder import Run
 
 SHORT = ["duration=3steps", "evaluate_every=3steps"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from small_runs import last_tensors, metrics, small_config
-from test_resume import torchrun
+from started_runs import torchrun
 
 from vision.training.loop import train
 

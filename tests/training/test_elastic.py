@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from small_runs import RICH, assert_same_bits, last_tensors, metrics, status, words
-from test_resume import start, wait_for_step
+from started_runs import start, wait_for_step
 
 SETTINGS = [*RICH, "duration=60steps", "checkpoint.every=4steps", "evaluate_every=20steps"]
 pytestmark = pytest.mark.slow
@@ -87,7 +87,7 @@ def test_torchrun_asked_to_stop_saves_one_step_of_both_ranks_and_goes_on_to_the_
 
 NAN_IN_RANK_1 = """
 import os, sys
-from vision.cli import main
+from vision.cli.app import main
 from vision.training import step
 if os.environ["RANK"] == "1":
     real = step.training_loss

@@ -10,12 +10,12 @@ from small_runs import RICH, assert_same_bits, last_tensors, metrics, status
 
 import vision
 from vision.checkpoints.native.checkpoint import read_checkpoint
-from vision.checkpoints.native.folder import latest
+from vision.checkpoints.native.checkpoint_folder import latest
 from vision.checkpoints.open import open_model
 from vision.models.build import build_model
 from vision.models.lora import add_lora
 from vision.training.loop import train
-from vision.training.run import PREEMPTED
+from vision.training.run.run_folder import PREEMPTED
 
 CPU = torch.device("cpu")
 

@@ -14,12 +14,12 @@ from small_runs import folder_of_pictures, last_tensors, metrics, status
 
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.native.checkpoint import read_checkpoint, read_record
-from vision.checkpoints.native.folder import latest
+from vision.checkpoints.native.checkpoint_folder import latest
 from vision.checkpoints.open import open_model
-from vision.composition import compose
+from vision.cli.composition import compose
 from vision.config import ConfigError
 from vision.training.loop import train
-from vision.training.run import PREEMPTED, Run
+from vision.training.run.run_folder import PREEMPTED, Run
 from vision.training.tune import counts
 
 CPU = torch.device("cpu")
@@ -255,7 +255,7 @@ def test_two_processes_tune_as_one_does(
     import sys
 
     from small_runs import SMALL, SMALL_SHAPES
-    from test_resume import start
+    from started_runs import start
 
     source = base_run(tmp_path / "base", model=model)
     more = [*words, f"parallel={parallel}", "ema=0.9", "duration=8steps"]

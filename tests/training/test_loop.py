@@ -21,14 +21,14 @@ from small_runs import (
 
 from vision.checkpoints.native.checkpoint import read_checkpoint
 from vision.checkpoints.open import open_model
-from vision.cli import main
-from vision.composition import compose
+from vision.cli.app import main
+from vision.cli.composition import compose
 from vision.config import ConfigError, UserError, parse
-from vision.data.build import build_source
-from vision.data.decode import UnreadablePictureError
+from vision.data.images.decode import UnreadablePictureError
 from vision.data.loader import Loader, Recipe, training_batches
+from vision.data.order import TrainingPlan
 from vision.data.preprocess import normalizer, resolve_preprocess, usual_values
-from vision.data.sampling import TrainingPlan
+from vision.data.sources.build import build_source
 from vision.evaluation.evaluated import own_data
 from vision.models.build import build_model
 from vision.training import step as training_step

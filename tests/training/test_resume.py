@@ -1,60 +1,20 @@
 """Nothing is lost: a killed or stopped run ends in the very weights of one that was not."""
 
-import json
 import os
 import random
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from small_runs import RICH, assert_same_bits, last_tensors, metrics, small_config, status, words
+from started_runs import start, start_training, torchrun, wait_for_step
 
-from vision.cli import main
+from vision.cli.app import main
 from vision.training import loop
 from vision.training.loop import train
-from vision.training.run import PREEMPTED
-
-ROOT = Path(__file__).parents[2]
-
-
-def start(*command: str) -> subprocess.Popen[str]:
-    """A process of its own session, so that a signal to its group reaches its workers too."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def start_training(folder: Path, *more: str) -> subprocess.Popen[str]:
-    return start(sys.executable, "train.py", *words(folder, *more))
-
-
-def wait_for_step(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
-    """Until the run has logged this step."""
-    file = folder / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            pytest.fail(f"the run ended before step {step}:\n{process.communicate()[0]}")
-        steps = [json.loads(x)["step"] for x in _lines(file)]
-        if steps and max(steps) >= step:
-            return
-        time.sleep(0.005)
-    pytest.fail(f"step {step} was not reached")
-
-
-def _lines(file: Path) -> list[str]:
-    return [x for x in file.read_text().splitlines() if x.endswith("}")] if file.exists() else []
+from vision.training.run.run_folder import PREEMPTED
 
 
 def kill_and_resume(
@@ -183,16 +143,6 @@ def test_newest_checkpoint_damaged_falls_back_to_the_one_before_with_a_warning(
     assert train(small_config(tmp_path / "broken", *settings), "x") == 0
     assert newest.name in capsys.readouterr().out
     assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "broken"))
-
-
-def torchrun(folder: Path, *more: str, model: str = "vit_mini") -> subprocess.Popen[str]:
-    """The same run in two processes on this machine."""
-    return start(
-        sys.executable,
-        *("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"),
-        "train.py",
-        *words(folder, *more, model=model),
-    )
 
 
 @pytest.mark.parametrize(

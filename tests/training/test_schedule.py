@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from timm.scheduler import CosineLRScheduler, PolyLRScheduler
 
 from vision.config import ConfigError, parse
-from vision.data.sampling import TrainingPlan, epoch_length
+from vision.data.order import TrainingPlan, epoch_length
 from vision.training.configs import TrainConfig
 from vision.training.schedule import Plan, lr_at, plan_run
 

@@ -12,10 +12,10 @@ import pytest
 from small_runs import assert_same_bits, last_tensors, metrics, status, words
 
 from vision.checkpoints.native.checkpoint import read_checkpoint
-from vision.checkpoints.native.folder import latest
-from vision.cli import main
+from vision.checkpoints.native.checkpoint_folder import latest
+from vision.cli.app import main
 from vision.training import loop
-from vision.training.log import Log
+from vision.training.run.log import Log
 
 SETTINGS = ["ema=0.9", "duration=8steps", "checkpoint.every=3steps", "evaluate_every=8steps"]
 

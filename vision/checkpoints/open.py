@@ -21,9 +21,9 @@ from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.fit.assign import Positions, Windows, project_of, put
 from vision.checkpoints.fit.tensors import Fitting, NewHead
 from vision.checkpoints.layouts.rules import Converted
+from vision.checkpoints.load_report import LoadReport
 from vision.checkpoints.metadata import Metadata
 from vision.checkpoints.native.run_record import RunRecord
-from vision.checkpoints.report import LoadReport
 from vision.checkpoints.weights import Place, StoredWeights, WhichWeights, read_weights
 from vision.config import ConfigError, Size, pair
 from vision.data.configs import PreprocessConfig

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from vision.config import Config, Count, PositiveInt, Probability, Rate, Size
-from vision.data.policy import parse_policy
+from vision.data.images.policy import parse_policy
 
 Split = Literal["train", "val", "test"]
 

@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from vision.data.configs import AugmentConfig, LoaderConfig
-from vision.data.decode import Pixels, UnreadablePictureError, open_picture
+from vision.data.images.decode import Pixels, UnreadablePictureError, open_picture
+from vision.data.images.transforms import evaluation_pixels, training_pixels
+from vision.data.order import Request, TrainingPlan, evaluation_requests, training_requests
 from vision.data.preprocess import Preprocess
 from vision.data.randomness import generator
-from vision.data.sampling import Request, TrainingPlan, evaluation_requests, training_requests
-from vision.data.source import Source
-from vision.data.transforms import evaluation_pixels, training_pixels
+from vision.data.sources.source import Source
 
 
 class Failure(NamedTuple):

@@ -11,20 +11,20 @@ from vision.checkpoints.files.reading import find_file, is_own, read_raw
 from vision.checkpoints.files.remote import resolve
 from vision.checkpoints.open import print_notes
 from vision.config import ConfigError, pair
-from vision.data.build import build_source
 from vision.data.configs import DataConfig, ShapesConfig, Split
 from vision.data.loader import Batch, Loader, Recipe, evaluation_batches, resolve_workers
-from vision.data.source import Source
+from vision.data.sources.build import build_source
+from vision.data.sources.source import Source
 from vision.evaluation.augmentation import loaded_as
 from vision.evaluation.configs import HUBS, EvalConfig
 from vision.evaluation.evaluated import EvaluatedModel, cost_of, open_evaluated
-from vision.evaluation.files import check_parquet
 from vision.evaluation.labels import match_classes
 from vision.evaluation.measure import accuracy, as_labels, compare, measure
 from vision.evaluation.neighbours import as_logits, nearest_classes
 from vision.evaluation.output import Answers, output_folder, remove_if_empty, save
+from vision.evaluation.prediction_files import check_parquet
 from vision.evaluation.predictions import Predictions, Reduce, predict
-from vision.evaluation.report import ModelReport, Report, short_names
+from vision.evaluation.result import ModelReport, Report, short_names
 from vision.models.swin import Swin
 from vision.terminal import progress_bar
 

@@ -7,14 +7,14 @@ import torch
 
 from vision.checkpoints.open import OpenedModel, open_model
 from vision.config import ConfigError
-from vision.data.build import describe
 from vision.data.configs import DataConfig, FolderConfig
-from vision.data.folder import shorten
 from vision.data.preprocess import Preprocess, resolve_preprocess
-from vision.data.table import with_saved_split
-from vision.data.wordnet import imagenet_synsets, readable_names
+from vision.data.sources.build import describe
+from vision.data.sources.folder import shorten
+from vision.data.sources.table import with_saved_split
+from vision.data.sources.wordnet import imagenet_synsets, readable_names
 from vision.evaluation.configs import EvalConfig
-from vision.models.cost import cost
+from vision.models.cost.count import cost
 
 
 @dataclass(frozen=True)

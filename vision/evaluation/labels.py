@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vision.config import ConfigError, suggest
-from vision.data.folder import shorten
+from vision.data.sources.folder import shorten
 
 
 def match_classes(

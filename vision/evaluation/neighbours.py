@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vision.config import ConfigError
-from vision.models.baseline import TimmModel
 from vision.models.layers import Classifier
+from vision.models.timm import TimmModel
 
 TEMPERATURE = 0.07
 CHUNK = 1024

@@ -10,14 +10,14 @@ from pathlib import Path
 from torch import Tensor
 
 from vision.config import ConfigError, pair
-from vision.data.source import Source
+from vision.data.sources.source import Source
 from vision.evaluation.configs import EvalConfig
 from vision.evaluation.evaluated import EvaluatedModel
-from vision.evaluation.files import write_predictions
 from vision.evaluation.measure import confident_mistakes
-from vision.evaluation.page import gallery, page
+from vision.evaluation.prediction_files import write_predictions
 from vision.evaluation.predictions import Predictions
-from vision.evaluation.report import Report
+from vision.evaluation.report_page import gallery, page
+from vision.evaluation.result import Report
 from vision.models.configs import AutoModelConfig
 
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from vision.evaluation.bootstrap import LOWER_IS_BETTER
 from vision.evaluation.measure import Measured
-from vision.evaluation.report import ModelReport, Report
+from vision.evaluation.result import ModelReport, Report
 from vision.terminal import plain
 
 SHOWN = 5

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from vision import __version__
 from vision.config import ConfigError, UserError
 from vision.data.preprocess import normalizer
-from vision.data.shapes import Shapes
+from vision.data.sources.shapes import Shapes
 from vision.evaluation.configs import HUBS
 from vision.inference.configs import ExportConfig
 from vision.inference.export_readme import readme

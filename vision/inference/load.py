@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from vision.checkpoints.load_report import LoadReport
 from vision.checkpoints.open import OpenedModel, open_model
-from vision.checkpoints.report import LoadReport
 from vision.checkpoints.weights import WhichWeights
 from vision.config import ConfigError, Size
-from vision.data.decode import open_picture
+from vision.data.images.decode import open_picture
+from vision.data.images.transforms import evaluation_pixels
 from vision.data.preprocess import Preprocess, normalizer
-from vision.data.transforms import evaluation_pixels
-from vision.data.wordnet import imagenet_synsets, readable_names
+from vision.data.sources.wordnet import imagenet_synsets, readable_names
 from vision.models.configs import ModelChoice
 from vision.models.layers import Classifier, static_bias
 

@@ -18,9 +18,9 @@ from einops import rearrange
 from numpy.typing import NDArray
 
 from vision.config import ConfigError
-from vision.data.decode import UnreadablePictureError
-from vision.data.folder import SUFFIXES
+from vision.data.images.decode import UnreadablePictureError
 from vision.data.preprocess import normalizer
+from vision.data.sources.folder import SUFFIXES
 from vision.inference.configs import PredictConfig
 from vision.inference.load import Loaded, Prediction, check_head, predictions
 from vision.models.layers import static_bias
@@ -160,8 +160,8 @@ def run(loaded: Loaded, config: PredictConfig) -> int:
 
 def _save_attention(loaded: Loaded, path: Path) -> None:
     """Beside the picture, another one that shows where the model looks, and its caption."""
+    from vision.inspection.capture.captured import CaptureError
     from vision.inspection.figures.show import show_attention
-    from vision.inspection.record import CaptureError
 
     try:
         drawing = show_attention(loaded, path)

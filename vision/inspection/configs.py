@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from vision.checkpoints.configs import SizedConfig
 from vision.config import Count, PositiveInt, several
 from vision.data.configs import DataConfig, Split, Text
-from vision.inspection.requests import parse_request
+from vision.inspection.methods.requests import parse_request
 
 Places = Annotated[tuple[Text, ...], BeforeValidator(several)]
 """One or several."""

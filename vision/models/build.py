@@ -12,7 +12,7 @@ from vision.models.swin_v2 import SwinV2
 from vision.models.vit import ViT
 
 if TYPE_CHECKING:
-    from vision.models.baseline import TimmModel
+    from vision.models.timm import TimmModel
 
 
 def build_model(
@@ -70,7 +70,7 @@ def pick_device(
 def _build_timm(
     config: TimmConfig, size: Grid, channels: int, classes: int, seed: int, device: torch.device
 ) -> "TimmModel":
-    from vision.models.baseline import TimmModel  # timm is slow to load
+    from vision.models.timm import TimmModel  # timm is slow to load
 
     with (
         torch.random.fork_rng(devices=[]),

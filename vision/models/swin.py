@@ -27,7 +27,7 @@ from vision.models.layers import (
     pad_to_multiple,
     run_block,
 )
-from vision.models.positions import resize_table
+from vision.models.positions.added import resize_table
 from vision.models.windows import (
     BlockWindows,
     StageGeometry,

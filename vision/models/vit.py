@@ -32,9 +32,9 @@ from vision.models.layers import (
 )
 from vision.models.lora import linear_with_bias
 from vision.models.pooling import AttentionPool
-from vision.models.positions import added_positions
-from vision.models.relative import RelativeBias
-from vision.models.rotary import Rotation, rotary_positions, rotate
+from vision.models.positions.added import added_positions
+from vision.models.positions.relative import RelativeBias
+from vision.models.positions.rotary import Rotation, rotary_positions, rotate
 from vision.models.stems import NormedPatches
 
 HEAD = ("norm", "pooling", "representation", "projection", "head", "head_dist")

@@ -9,27 +9,27 @@ import torch
 from torch import nn
 
 from vision.config import ConfigError
-from vision.data.build import build_source
 from vision.data.configs import DataConfig, FolderConfig
 from vision.data.loader import Loader, Recipe, resolve_workers
+from vision.data.order import TrainingPlan
 from vision.data.preprocess import Preprocess, normalizer, resolve_preprocess, usual_values
-from vision.data.sampling import TrainingPlan
-from vision.data.source import Source
-from vision.data.subsets import imbalance
-from vision.data.table import read_table, with_saved_split, write_table
+from vision.data.sources.build import build_source
+from vision.data.sources.source import Source
+from vision.data.sources.subsets import imbalance
+from vision.data.sources.table import read_table, with_saved_split, write_table
 from vision.models.layers import Classifier
 from vision.training.configs import TrainConfig
-from vision.training.distributed import World, compile_steps, spread
 from vision.training.ema import start_average
-from vision.training.features import AS_IT_IS, HeadOnly, caches
-from vision.training.loss import check_loss
-from vision.training.memory import largest_that_fits
 from vision.training.optim import build_optimizer
-from vision.training.run import Run
+from vision.training.run.distributed import World, compile_steps, spread
+from vision.training.run.memory import largest_that_fits
+from vision.training.run.run_folder import Run
 from vision.training.schedule import Plan, plan_run
 from vision.training.start import FirstModel, differences, first_model
 from vision.training.state import TrainState
 from vision.training.step import Setup
+from vision.training.tasks.features import AS_IT_IS, HeadOnly, caches
+from vision.training.tasks.loss import check_loss
 from vision.training.tune import counts, freeze, set_modes
 
 

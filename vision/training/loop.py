@@ -5,23 +5,21 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 
 from vision.checkpoints.native.checkpoint import open_latest, write_checkpoint
-from vision.checkpoints.native.folder import mark_best, prune, step_path
+from vision.checkpoints.native.checkpoint_folder import mark_best, prune, step_path
 from vision.data.loader import Batch, evaluation_batches, training_batches
 from vision.evaluation.evaluate import evaluate
 from vision.models.layers import Classifier
 from vision.terminal import elapsed
 from vision.training.configs import TrainConfig
-from vision.training.distributed import World, world
 from vision.training.ema import averaged, decay_at, unwrapped, update_average
-from vision.training.features import caches, use_features
 from vision.training.job import Job, build_job
-from vision.training.lock import held
-from vision.training.log import Log, start_wandb
-from vision.training.memory import memory_advice
 from vision.training.optim import set_learning_rate
-from vision.training.probe import probe_before
-from vision.training.report import Reporter
-from vision.training.run import (
+from vision.training.run.distributed import World, world
+from vision.training.run.lock import held
+from vision.training.run.log import Log, start_wandb
+from vision.training.run.memory import memory_advice
+from vision.training.run.messages import Reporter
+from vision.training.run.run_folder import (
     PREEMPTED,
     RunFileError,
     StopRequest,
@@ -29,10 +27,12 @@ from vision.training.run import (
     open_run,
     stop_requests,
 )
-from vision.training.samples import prediction_sheet, training_sheet
+from vision.training.run.samples import prediction_sheet, training_sheet
 from vision.training.schedule import lr_at
 from vision.training.state import gather, restore
 from vision.training.step import NonFiniteError, explain_nonfinite, forward_backward, update
+from vision.training.tasks.features import caches, use_features
+from vision.training.tasks.probe import probe_before
 
 
 def train(config: TrainConfig, label: str) -> int:
@@ -78,7 +78,7 @@ def _phase(
         elif processes.main:
             run.store_settings(config)
         if config.attention_every is not None:
-            from vision.training.attention import check_attention
+            from vision.training.run.drawn_attention import check_attention
 
             check_attention(_classifier(job), job.preprocess)
         if caches(config):
@@ -255,7 +255,7 @@ def _evaluate(job: Job, log: Log | None, reporter: Reporter) -> None:
 
 def _draw(job: Job, log: Log | None, batch: Batch) -> None:
     """Pictures of where the model looks, into the run's folder and to the tracker."""
-    from vision.training.attention import draw_attention
+    from vision.training.run.drawn_attention import draw_attention
 
     classes = job.state.notes["classes"]
     drawn = draw_attention(

@@ -15,8 +15,8 @@ from timm.optim import (  # type: ignore[attr-defined]
 from torch import nn
 
 from vision.config import ConfigError, suggest
-from vision.models.baseline import TimmModel
 from vision.models.layers import Classifier
+from vision.models.timm import TimmModel
 from vision.training.configs import OptimizerConfig
 from vision.training.ema import unwrapped
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vision.config import ConfigError
-from vision.data.sampling import TrainingPlan, epoch_length
+from vision.data.order import TrainingPlan, epoch_length
 from vision.training.configs import TrainConfig, parse_length
 
 

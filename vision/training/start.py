@@ -6,21 +6,21 @@ from typing import Any
 
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.files.remote import resolve
-from vision.checkpoints.native.folder import latest
+from vision.checkpoints.native.checkpoint_folder import latest
 from vision.checkpoints.native.header import read_record
 from vision.checkpoints.native.run_record import RunRecord, run_record
 from vision.checkpoints.open import OpenedModel, open_model
 from vision.config import ConfigError, pair
-from vision.data.build import picture_size
 from vision.data.configs import PreprocessConfig
 from vision.data.preprocess import NAMES, Known, Preprocess
-from vision.data.source import Source
+from vision.data.sources.build import picture_size
+from vision.data.sources.source import Source
 from vision.models.build import build_model
 from vision.models.configs import AutoModelConfig, ModelConfig
 from vision.models.layers import Classifier, Grid
 from vision.training.configs import TrainConfig
-from vision.training.distributed import World
-from vision.training.run import Run
+from vision.training.run.distributed import World
+from vision.training.run.run_folder import Run
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from vision.checkpoints.native.optimizer import (
     unflatten_optimizer,
 )
 from vision.config import ConfigError
-from vision.training.distributed import like, whole
+from vision.training.run.distributed import like, whole
 
 SETTINGS = ("weight_decay", "betas", "eps", "momentum", "lr_scale")
 """What the config says of each group of an optimiser, beside the learning rate of the step."""

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from vision.config import UserError
+from vision.data.images.mixing import mix_batch
 from vision.data.loader import Batch
-from vision.data.mixing import mix_batch
 from vision.training.clip import clip_gradients
 from vision.training.configs import OptimizerConfig, TrainConfig
-from vision.training.distributed import World, last_part_only
-from vision.training.loss import training_loss
 from vision.training.optim import head_parameters
+from vision.training.run.distributed import World, last_part_only
+from vision.training.tasks.loss import training_loss
 
 Precision = Literal["fp32", "bf16", "fp16"]
 

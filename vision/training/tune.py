@@ -11,9 +11,9 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from vision.config import ConfigError, suggest
-from vision.models.baseline import TimmModel
 from vision.models.layers import Classifier
 from vision.models.lora import LoraLinear, add_lora
+from vision.models.timm import TimmModel
 from vision.training.configs import (
     TuneAllConfig,
     TuneBitfitConfig,

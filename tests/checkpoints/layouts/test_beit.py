@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from foreign import assert_equal_function, drawn
+from foreign_models import assert_equal_function, drawn
 from timm.models.beit import Beit
 from torch import Tensor
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from foreign import assert_equal_function, drawn
+from foreign_models import assert_equal_function, drawn
 from torch import Tensor
 
 TINY: dict[str, Any] = {

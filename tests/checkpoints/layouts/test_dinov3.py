@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from foreign import assert_equal_function, drawn
+from foreign_models import assert_equal_function, drawn
 from torch import Tensor
 
 from vision.checkpoints.errors import CheckpointError

@@ -7,7 +7,7 @@ import pytest
 import timm
 import torch
 import transformers
-from foreign import CLASSES, assert_opens, drawn
+from foreign_models import CLASSES, assert_opens, drawn
 from safetensors.torch import save_file
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.swin_transformer import SwinTransformer

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from foreign import CLASSES, assert_equal_function, drawn
+from foreign_models import CLASSES, assert_equal_function, drawn
 from model_settings import pictures
 from torch import Tensor
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from foreign import CLASSES, assert_equal_function, drawn
+from foreign_models import CLASSES, assert_equal_function, drawn
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 

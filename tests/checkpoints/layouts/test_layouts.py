@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from foreign import CLASSES, assert_opens, drawn
+from foreign_models import CLASSES, assert_opens, drawn
 from timm.layers import SwiGLUPacked
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.swin_transformer_v2 import SwinTransformerV2

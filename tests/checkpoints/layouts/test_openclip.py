@@ -9,7 +9,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from foreign import assert_equal_function, drawn
+from foreign_models import assert_equal_function, drawn
 from torch import Tensor, nn
 
 from vision.checkpoints.errors import CheckpointError

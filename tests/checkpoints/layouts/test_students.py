@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from foreign import CLASSES, assert_equal_function, drawn
+from foreign_models import CLASSES, assert_equal_function, drawn
 from torch import Tensor, nn
 
 from vision.checkpoints.errors import CheckpointError

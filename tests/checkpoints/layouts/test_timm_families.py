@@ -9,7 +9,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from foreign import CLASSES, assert_equal_function, drawn
+from foreign_models import CLASSES, assert_equal_function, drawn
 from safetensors.torch import save_file
 from torch import Tensor, nn
 

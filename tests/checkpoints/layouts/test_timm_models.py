@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from foreign import drawn
+from foreign_models import drawn
 from safetensors.torch import save_file
 
 from vision.checkpoints.errors import CheckpointError

@@ -25,7 +25,7 @@ from vision.checkpoints.files.refusals import archive_refusal, folder_refusal, r
 from vision.checkpoints.files.safetensors_file import read_safetensors
 from vision.checkpoints.files.torch_file import TorchFile, read_torch_legacy, read_torch_zip
 from vision.checkpoints.native.checkpoint import read_checkpoint
-from vision.checkpoints.native.folder import latest
+from vision.checkpoints.native.checkpoint_folder import latest
 from vision.checkpoints.native.header import MARK, open_checkpoint, unreadable
 
 Container = Literal["vision", "safetensors", "torch", "torch_legacy", "npz", "sharded"]

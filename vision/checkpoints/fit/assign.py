@@ -20,12 +20,12 @@ from vision.checkpoints.fit.tensors import Fitting, NewHead, fit_head, fit_swin,
 from vision.checkpoints.fit.timm_weights import fit_timm
 from vision.checkpoints.layouts.resizing import position_method, window_method
 from vision.checkpoints.weights import StoredWeights
-from vision.models.baseline import TimmModel
 from vision.models.configs import SwinV2Config
 from vision.models.layers import Classifier, Grid
-from vision.models.relative import WindowMethod
+from vision.models.positions.relative import WindowMethod
 from vision.models.swin import Swin
 from vision.models.swin_v2 import SwinV2
+from vision.models.timm import TimmModel
 from vision.models.vit import ViT
 
 ATTENDED = ("torchvision Swin", "Hugging Face", "mmpretrain")

@@ -21,9 +21,9 @@ from vision.checkpoints.fit.stored_windows import square_window
 from vision.checkpoints.layouts.rules import patch_weight
 from vision.config import ConfigError
 from vision.models.layers import Classifier, Grid
-from vision.models.positions import LearnedPositions
-from vision.models.relative import WindowMethod, resize_relative
-from vision.models.rotary import CentredRotary, dinov3_periods
+from vision.models.positions.added import LearnedPositions
+from vision.models.positions.relative import WindowMethod, resize_relative
+from vision.models.positions.rotary import CentredRotary, dinov3_periods
 from vision.models.swin import Stage, Swin
 from vision.models.vit import ViT
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from vision.checkpoints.fit.tensors import Fitting
 from vision.checkpoints.metadata import Metadata, read_metadata
-from vision.models.baseline import TimmModel
 from vision.models.build import build_model
 from vision.models.configs import TimmConfig
+from vision.models.timm import TimmModel
 
 PART = "model."
 """What the names of a timm model's tensors begin with here: it is a part of ours."""

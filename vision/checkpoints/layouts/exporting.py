@@ -19,7 +19,7 @@ from vision.models.configs import (
     per_stage,
 )
 from vision.models.layers import Classifier, Grid
-from vision.models.positions import FourierPositions, LearnedPositions, SinCos2d
+from vision.models.positions.added import FourierPositions, LearnedPositions, SinCos2d
 from vision.models.swin import Stage, Swin
 from vision.models.vit import ViT
 from vision.models.windows import StageIndex, clip_windows

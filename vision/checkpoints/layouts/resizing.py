@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from vision.checkpoints.fit.resize import PositionMethod
-from vision.models.relative import WindowMethod
+from vision.models.positions.relative import WindowMethod
 
 
 def position_method(layout: str | None, names: Collection[str]) -> PositionMethod:

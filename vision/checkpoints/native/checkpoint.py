@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vision.checkpoints.errors import CheckpointError, NewerFormatError
-from vision.checkpoints.native.folder import latest
+from vision.checkpoints.native.checkpoint_folder import latest
 from vision.checkpoints.native.header import (
     Header,
     cut_short,

@@ -11,10 +11,10 @@ import numpy as np
 from einops import rearrange
 from torch import Tensor
 
-from vision.inspection.explorer.material import ClassMaterial, Material
-from vision.inspection.explorer.stream import Numbers, Stream, as_floats, as_numbers
-from vision.inspection.layout import Layout
-from vision.inspection.record import Captured, Fusion, LayerAttention, fuse
+from vision.inspection.capture.captured import Captured, Fusion, LayerAttention, fuse
+from vision.inspection.capture.layout import Layout
+from vision.inspection.explorer.encoding import Numbers, Stream, as_floats, as_numbers
+from vision.inspection.explorer.gather import ClassMaterial, Material
 
 FORMAT = 1
 

@@ -19,9 +19,9 @@ import numpy as np
 from PIL import Image
 from torch import Tensor, nn
 
-from vision.inspection.explorer.material import Material, gather
+from vision.inspection.explorer.gather import Material, gather
 from vision.inspection.explorer.pack import Rung, pack
-from vision.inspection.scoring import METRICS
+from vision.inspection.trust.scoring import METRICS
 
 SCRIPTS = (
     "core.js",

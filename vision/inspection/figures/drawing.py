@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from vision.files import replacing, write_all
-from vision.inspection.captions import Caption
+from vision.inspection.figures.captions import Caption
 
 Array = NDArray[Any]
 Kind = Literal["png", "svg", "pdf", "npz"]

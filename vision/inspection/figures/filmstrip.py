@@ -6,8 +6,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from vision.inspection.captions import Caption, method_lines
-from vision.inspection.features import feature_components, norm_map
+from vision.inspection.capture.captured import Captured
+from vision.inspection.explain import Look, Pixels
+from vision.inspection.figures.captions import Caption, method_lines
 from vision.inspection.figures.drawing import Array, Drawing, Style, colour_limit, new_figure
 from vision.inspection.figures.parts import (
     bare,
@@ -18,9 +19,8 @@ from vision.inspection.figures.parts import (
     show_map,
     show_picture,
 )
-from vision.inspection.looks import Look, Pixels
-from vision.inspection.record import Captured
-from vision.inspection.rollout import rollout_steps
+from vision.inspection.methods.rollout import rollout_steps
+from vision.inspection.methods.token_maps import feature_components, norm_map
 
 COLUMNS = 6
 

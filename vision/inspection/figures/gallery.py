@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from vision.inspection.captions import Caption, method_lines
+from vision.inspection.explain import Look
+from vision.inspection.figures.captions import Caption, method_lines
 from vision.inspection.figures.drawing import Drawing, Style, colour_limit, new_figure
 from vision.inspection.figures.parts import fitted, note, scale_in, show_map, show_picture
-from vision.inspection.looks import Look
 
 TILE = 1.5
 

@@ -10,7 +10,10 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from vision.inspection.captions import Caption
+from vision.inspection.capture.captured import Captured, LayerAttention
+from vision.inspection.capture.layout import Cell
+from vision.inspection.explain import Pixels
+from vision.inspection.figures.captions import Caption
 from vision.inspection.figures.drawing import (
     Array,
     Drawing,
@@ -26,10 +29,7 @@ from vision.inspection.figures.parts import (
     show_map,
     show_picture,
 )
-from vision.inspection.layout import Cell
-from vision.inspection.looks import Pixels
-from vision.inspection.record import Captured, LayerAttention
-from vision.inspection.rollout import Query, carried, seed_of, without_padding
+from vision.inspection.methods.rollout import Query, carried, seed_of, without_padding
 
 GAMMA = 0.5
 """Heads differ by orders of magnitude: colours follow the square root of the value."""

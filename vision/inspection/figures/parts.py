@@ -12,9 +12,9 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
+from vision.inspection.capture.layout import Box
+from vision.inspection.explain import Answer, Pixels
 from vision.inspection.figures.drawing import FAINT, Array, Style
-from vision.inspection.layout import Box
-from vision.inspection.looks import Answer, Pixels
 
 COLOURS = matplotlib.colormaps["inferno"]
 STRENGTH = 0.85

@@ -6,7 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 
-from vision.inspection.captions import Caption, method_lines
+from vision.inspection.explain import Look, Panel
+from vision.inspection.figures.captions import Caption, method_lines
 from vision.inspection.figures.drawing import Array, Drawing, Style, colour_limit, new_figure
 from vision.inspection.figures.parts import (
     answer_bars,
@@ -17,8 +18,7 @@ from vision.inspection.figures.parts import (
     show_map,
     show_picture,
 )
-from vision.inspection.looks import Look, Panel
-from vision.inspection.requests import Request
+from vision.inspection.methods.requests import Request
 
 TILE = 1.75
 """Inches."""

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from PIL import Image
 
-from vision.data.decode import Pixels
+from vision.data.images.decode import Pixels
+from vision.inspection.explain import Interpolation, Query, Subject, look_at, shown_pixels
 from vision.inspection.figures.drawing import Drawing, Style
 from vision.inspection.figures.sheet import overlay_sheet
-from vision.inspection.looks import Interpolation, Query, Subject, look_at, shown_pixels
-from vision.inspection.requests import parse_requests
+from vision.inspection.methods.requests import parse_requests
 
 
 def show_attention(

@@ -12,7 +12,7 @@ from vision.checkpoints.layouts.huggingface.huggingface_config import ACTIVATION
 from vision.config import pair
 from vision.models.attention import width_of_head
 from vision.models.configs import ViTConfig
-from vision.models.rotary import dinov3_periods
+from vision.models.positions.rotary import dinov3_periods
 
 NAME = "Hugging Face"
 Needs = Mapping[str, tuple[Any, ...]]

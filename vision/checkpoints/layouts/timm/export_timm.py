@@ -19,7 +19,7 @@ from vision.checkpoints.layouts.timm.timm_candidates import Candidate, candidate
 from vision.checkpoints.layouts.timm.timm_models import describe
 from vision.config import pair
 from vision.models.configs import SwinConfig, SwinV2Config, ViTConfig, per_stage
-from vision.models.rotary import dinov3_periods
+from vision.models.positions.rotary import dinov3_periods
 from vision.models.swin import Swin
 from vision.models.vit import ViT
 from vision.models.windows import clip_windows

@@ -1,0 +1,160 @@
+"""The command line as a user meets it: each test runs the real command in a process of its own."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROBE = (
+    "import sys; from vision.cli.app import main; code = main(sys.argv[1:]);"
+    "print('LOADED', [m for m in ('torch', 'torchvision', 'timm') if m in sys.modules]);"
+    "sys.exit(code)"
+)
+
+
+def vision(*words: str, folder: Path = ROOT) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of `vision <words>`."""
+    result = subprocess.run(
+        [sys.executable, "-c", PROBE, *words], cwd=folder, capture_output=True, text=True
+    )
+    return result.returncode, result.stdout, result.stderr
+
+
+MISTAKES = {
+    "model.dpeth=6": "model.dpeth: there is no such setting. Did you mean 'model.depth'?",
+    "+model.dpeth=6": "model.dpeth: there is no such setting. Did you mean 'model.depth'?",
+    "++model.dpeth=6": "model.dpeth: there is no such setting. Did you mean 'model.depth'?",
+    "modle=vit_tiny": "modle: there is no such setting. Did you mean 'model'?",
+    "model.depth=twelve": 'model.depth: should be a valid integer, found "twelve".',
+    "model.depth=-1": "model.depth: should be greater than or equal to 1, found -1.",
+    "model=vit_tinny": "model=vit_tinny: there is no such choice. Did you mean 'vit_tiny'?",
+    "model=null": "model=null: there is no such choice.",
+    "model.pool=men": "pool: should be 'class_token', 'mean'",
+    "model.heads=5": "model: heads = 5 does not divide width = 768.",
+    "model.window=7": "model.window: there is no such setting. This kind of model has:",
+    "model=swin_tiny model.depths=[2,2,6]": "depths has 3 [2, 2, 6], heads has 4 [3, 6, 12, 24].",
+    "model=swin_tiny model.registers=4": "model.registers: there is no such setting.",
+    "model": "'model': a setting is given as name=value.",
+    "model.depth=[": "'model.depth=[' cannot be read",
+    "model.depth=1,2": "model.depth=1,2: this command takes one value, not several.",
+    "hydra.verbose=true": "settings of Hydra itself are not for this command.",
+    "data=folder": "data.root: this setting must be given: data.root=…",
+    "--cgf": "there is no option '--cgf'. Did you mean '--cfg'?",
+    "--config-dir nowhere": "--config-dir: there is no folder 'nowhere'.",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_command_with_mistake_exits_2_with_one_message_and_without_torch(words: str) -> None:
+    code, output, error = vision("info", *words.split())
+    assert code == 2
+    assert MISTAKES[words] in error
+    assert "Traceback" not in error
+    assert output.strip() == "LOADED []"
+
+
+def test_command_with_unknown_choice_of_an_optional_group_exits_2() -> None:
+    code, output, error = vision("train", "experiment=deit_tinny")
+    assert code == 2
+    assert "experiment=deit_tinny: there is no such choice. Did you mean 'deit_tiny'?" in error
+    assert output.strip() == "LOADED []"
+
+
+def test_command_with_typo_in_yaml_file_names_it_like_one_on_the_command_line(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "mine" / "model"
+    folder.mkdir(parents=True)
+    folder.joinpath("own.yaml").write_text("defaults: [vit_tiny, _self_]\ndpeth: 6\n")
+    code, output, error = vision("info", "--config-dir", str(tmp_path / "mine"), "model=own")
+    assert code == 2
+    assert "model.dpeth: there is no such setting. Did you mean 'model.depth'?" in error
+    assert output.strip() == "LOADED []"
+
+
+def test_config_dir_with_own_yaml_is_used_and_listed_in_help(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    folder.joinpath("own.yaml").write_text("# mine\ndefaults: [vit_tiny, _self_]\ndepth: 3\n")
+    code, output, _ = vision("info", f"--config-dir={tmp_path}", "model=own", "--cfg")
+    assert code == 0
+    assert "depth: 3" in output and "width: 192" in output
+    code, output, _ = vision("info", f"--config-dir={tmp_path}", "model=own", "--help")
+    assert code == 0
+    assert "own" in output and "model.depth=3" in output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("--help", "info --help", "list --help", "list pretrained --help"),
+        *("list models", "list data", "list recipes", "list experiments"),
+    ],
+)
+def test_help_and_listings_answer_without_torch(words: str) -> None:
+    code, output, error = vision(*words.split())
+    assert (code, error) == (0, "")
+    assert output.splitlines()[-1] == "LOADED []"
+    assert len(output.splitlines()) > 1
+
+
+def test_list_models_has_one_line_with_a_description_for_every_yaml_file() -> None:
+    _, output, _ = vision("list", "models")
+    lines = output.splitlines()[:-1]
+    files = sorted(f.stem for f in (ROOT / "configs" / "model").glob("*.yaml"))
+    assert [line.split()[0] for line in lines] == files
+    assert all(len(line.split()) > 3 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("model", "models"), ("weights", "pretrained"), ("weigths", "pretrained")]
+)
+def test_list_unknown_subject_suggests_the_right_one(word: str, meant: str) -> None:
+    code, output, error = vision("list", word)
+    assert code == 2
+    assert f"Did you mean '{meant}'?" in error
+    assert output.strip() == "LOADED []"
+
+
+def test_list_help_names_every_listing() -> None:
+    _, output, _ = vision("list", "--help")
+    names = set(re.findall(r"\w+", output))
+    assert {"models", "data", "augmentations", "recipes", "experiments", "pretrained"} <= names
+
+
+@pytest.mark.parametrize("words", ["models swin", "pretrained vit.png swin.png"])
+def test_list_with_too_many_words_says_which(words: str) -> None:
+    code, _, error = vision("list", *words.split())
+    assert code == 2
+    assert words.split(maxsplit=1)[1] in error and "usage:" in error
+
+
+def test_unknown_command_suggests_the_right_one() -> None:
+    code, _, error = vision("inof")
+    assert code == 2
+    assert "there is no command 'inof'. Did you mean 'info'?" in error
+
+
+def test_help_shows_every_setting_with_value_meaning_and_choices() -> None:
+    _, output, _ = vision("info", "--help", "model=swin_tiny")
+    text = " ".join(output.split())
+    assert "model.window=7 Tokens along a window." in text
+    assert "model.positions=relative" in text and "(relative | absolute | none)" in text
+    assert "data.image_size=auto" in text
+
+
+def test_info_as_json_has_the_parameters_of_the_model() -> None:
+    code, output, _ = vision("info", "model=vit_tiny", "format=json")
+    assert code == 0
+    answer = json.loads(output[: output.rindex("LOADED")])
+    assert answer["parameters"] == 5_717_416
+
+
+def test_info_from_another_folder_finds_its_settings(tmp_path: Path) -> None:
+    code, output, _ = vision("info", "model=swin_tiny", "data.image_size=256", folder=tmp_path)
+    assert code == 0
+    assert "28,288,354" in output

@@ -1,0 +1,83 @@
+"""Training runs small enough for tests: a tiny ViT on a few tiny pictures, for a few steps."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+
+from vision.checkpoints.native.checkpoint import read_checkpoint
+from vision.checkpoints.native.checkpoint_folder import latest
+from vision.cli.composition import compose
+from vision.config import parse
+from vision.training.configs import TrainConfig
+
+SMALL_MODELS = {
+    "vit_mini": ["model.width=16", "model.depth=2", "model.heads=2"],
+    "swin_mini": ["model.width=16", "model.depths=[2,2]", "model.heads=[1,2]"],
+    "swinv2_mini": ["model.width=16", "model.depths=[2,2]", "model.heads=[1,2]"],
+}
+
+SMALL_SHAPES = ["data.train_samples=40", "data.val_samples=24"]
+
+SMALL = [
+    "data.image_size=16",
+    "batch_size=8",
+    "duration=4epochs",
+    "schedule.warmup=2steps",
+    "checkpoint.every=3steps",
+    "evaluate_every=7steps",
+    "log.every=1steps",
+    "loader.workers=0",
+    "device=cpu",
+]
+
+RICH = ["augment=deit", "augment.repeats=2", "ema=0.9", "model.drop_path=0.2", "model.dropout=0.1"]
+"""Everything random that a run can have: augmentation, mixing, dropout, drop path; and an average.
+"""
+
+
+def words(folder: Path, *more: str, model: str = "vit_mini", shapes: bool = True) -> list[str]:
+    """The overrides of a small run in a folder; without `shapes` the data is left to the caller."""
+    shape = [f"model={model}", *SMALL_MODELS[model], *(SMALL_SHAPES if shapes else [])]
+    return [*shape, *SMALL, f"output={folder}", "name=run", *more]
+
+
+def small_config(folder: Path, *more: str, model: str = "vit_mini") -> TrainConfig:
+    """The same, parsed."""
+    values, _ = compose("train", words(folder, *more, model=model))
+    return parse(TrainConfig, values)
+
+
+def last_tensors(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of the newest checkpoint of the run in a folder."""
+    return read_checkpoint(latest(folder / "run" / "checkpoints")[0]).tensors
+
+
+def metrics(folder: Path, split: str = "train") -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl for one split."""
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["split"] == split]
+
+
+def status(folder: Path) -> dict[str, Any]:
+    """How the run in a folder stands."""
+    values: dict[str, Any] = json.loads((folder / "run" / "status.json").read_text())
+    return values
+
+
+def assert_same_bits(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
+    """Both checkpoints hold the same tensors, bit for bit."""
+    assert first.keys() == second.keys()
+    different = [name for name in first if not first[name].equal(second[name])]
+    assert not different, f"{len(different)} of {len(first)} differ, such as {different[:3]}"
+
+
+def folder_of_pictures(root: Path, pictures: int) -> Path:
+    """A folder with two classes that is not split yet."""
+    for label, color in (("dark", 40), ("light", 200)):
+        (root / label).mkdir(parents=True, exist_ok=True)
+        for number in range(pictures):
+            Image.new("RGB", (20, 24), (color, color, number)).save(root / label / f"{number}.png")
+    return root

@@ -1,0 +1,144 @@
+"""A probe on stored features is the probe on pictures, and computes them once."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from finetune_runs import base_run, stop_after, tuned_config
+from PIL import Image
+from small_runs import last_tensors, metrics
+
+from vision.checkpoints.open import open_model
+from vision.data.loader import Loader, Recipe, evaluation_batches
+from vision.data.preprocess import normalizer
+from vision.data.sources.build import build_source
+from vision.training.loop import train
+from vision.training.run.run_folder import PREEMPTED
+from vision.training.tasks import features
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained small ViT."""
+    return base_run(tmp_path_factory.mktemp("vit"))
+
+
+@pytest.fixture(scope="module")
+def computed(tmp_path_factory: pytest.TempPathFactory, pretrained: Path) -> Path:
+    """A finished probe on stored features."""
+    folder = tmp_path_factory.mktemp("probe")
+    assert train(tuned_config(folder, pretrained, "tune=head", "ema=0.9"), "x") == 0
+    return folder
+
+
+def test_cached_probe_has_the_losses_of_a_frozen_model(
+    tmp_path: Path, pretrained: Path, computed: Path
+) -> None:
+    more = ["tune=head", "tune.cache=false", "ema=0.9"]
+    dropping = ["model.drop_path=0.3", "model.dropout=0.3"]  # a frozen model drops nothing
+    assert train(tuned_config(tmp_path, pretrained, *more, *dropping), "x") == 0
+    for split in ("train", "val", "val_ema"):
+        losses = [[e["loss"] for e in metrics(folder, split)] for folder in (tmp_path, computed)]
+        assert len(losses[0]) == len(losses[1]) >= 2
+        assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    cached, plain = last_tensors(computed), last_tensors(tmp_path)
+    assert cached.keys() == plain.keys()  # the whole model, ready for anything
+    for name in cached:
+        torch.testing.assert_close(cached[name], plain[name], rtol=1e-4, atol=1e-6)
+
+
+def test_stored_features_are_what_the_head_of_the_model_is_given(computed: Path) -> None:
+    stored = open_model(computed / "run", weights="raw")
+    assert stored.record is not None and stored.record.data is not None
+    source = build_source(stored.record.data, "train")
+    recipe = Recipe(stored.preprocess, None, 0, 10**6, "raise")
+    config = tuned_config(computed, "nowhere").loader
+    batches = list(evaluation_batches(Loader(source, recipe, config, 0), 7))
+    seen: list[torch.Tensor] = []
+    stored.model.head.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    with torch.no_grad():
+        for batch in batches:
+            stored.model(normalizer(stored.preprocess, CPU)(batch.images))
+    found = np.load(computed / "run" / "features" / "train.npy")
+    assert found.shape == (40, 16)
+    torch.testing.assert_close(torch.from_numpy(found), torch.cat(seen), rtol=1e-4, atol=1e-5)
+
+
+def test_features_are_computed_once_and_again_when_they_do_not_fit(
+    tmp_path: Path, pretrained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    compute = features._compute
+    monkeypatch.setattr(
+        features, "_compute", lambda *given: calls.append(given[3].name) or compute(*given)
+    )
+    config = tuned_config(tmp_path, pretrained, "tune=head")
+    stop_after(monkeypatch, [3, 5, 7])
+    assert train(config, "x") == PREEMPTED
+    assert calls == ["train.npy", "val.npy"]
+    assert train(config, "x") == PREEMPTED
+    assert len(calls) == 2  # found in the run's folder
+    index = tmp_path / "run" / "features" / "index.json"
+    entries = json.loads(index.read_text())
+    entries["val"]["fingerprint"] = "of something else"
+    index.write_text(json.dumps(entries))
+    (tmp_path / "run" / "features" / "train.npy").unlink()
+    assert train(config, "x") == PREEMPTED
+    assert calls[2:] == ["train.npy", "val.npy"]
+    assert train(config, "x") == 0
+    assert len(calls) == 4
+
+
+def test_fingerprint_tells_weights_pictures_and_preprocessing_apart(
+    tmp_path: Path, pretrained: Path, computed: Path
+) -> None:
+    def fingerprints(folder: Path) -> dict[str, str]:
+        entries = json.loads((folder / "run" / "features" / "index.json").read_text())
+        return {split: entry["fingerprint"] for split, entry in entries.items()}
+
+    seen = [fingerprints(computed)]
+    other = base_run(tmp_path / "other", "seed=1")
+    changes = {
+        "weights": (other, []),
+        "pictures": (pretrained, ["data.seed=1"]),
+        "preprocess": (pretrained, ["preprocess=inception"]),
+        "rate": (pretrained, ["optimizer.learning_rate=0.1"]),
+    }
+    for name, (source, more) in changes.items():
+        config = tuned_config(tmp_path / name, source, "tune=head", "duration=2steps", *more)
+        assert train(config, "x") == 0
+        seen.append(fingerprints(tmp_path / name))
+    assert seen[4] == seen[0]
+    for split in ("train", "val"):
+        assert len({entries[split] for entries in seen}) == 4
+
+
+def test_unreadable_pictures_are_skipped_as_without_stored_features(
+    tmp_path: Path, pretrained: Path
+) -> None:
+    random = np.random.default_rng(0)
+    for label in ("a", "b"):
+        (tmp_path / "pictures" / label).mkdir(parents=True)
+        for number in range(16):
+            pixels = random.integers(0, 256, (20, 20, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "pictures" / label / f"{number}.png")
+    (tmp_path / "pictures" / "a" / "3.png").write_bytes(b"")
+    (tmp_path / "pictures" / "b" / "5.png").write_bytes(b"")
+    more = ["data=folder", f"data.root={tmp_path / 'pictures'}", "data.val_fraction=0.25"]
+    more += ["data.on_error=skip", "data.max_error_share=0.5", "tune=head"]
+    losses = []
+    for cache in ("true", "false"):
+        config = tuned_config(
+            tmp_path / cache, pretrained, *more, f"tune.cache={cache}", data=False
+        )
+        assert train(config, "x") == 0
+        losses.append([e["loss"] for e in metrics(tmp_path / cache)])
+        listed = (tmp_path / cache / "run" / "skipped-0.jsonl").read_text().splitlines()
+        assert {Path(json.loads(x)["picture"]).name for x in listed} == {"3.png", "5.png"}
+        samples = [e["samples"] for e in metrics(tmp_path / cache, "val")]
+        assert len(set(samples)) == 1
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)

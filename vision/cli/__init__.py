@@ -1,0 +1,1 @@
+"""The command line: Hydra's door, the subcommands, their help and their listings."""

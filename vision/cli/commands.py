@@ -1,0 +1,341 @@
+"""The subcommands of `vision`: their settings and what each does. Torch is loaded when needed."""
+
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from vision.checkpoints.configs import ConvertConfig, Renaming, SizedConfig
+from vision.config import Config, ConfigError
+from vision.data.configs import DataConfig, LookConfig, PrepareConfig
+from vision.evaluation.configs import EvalConfig
+from vision.inference.configs import ExportConfig, PredictConfig
+from vision.inspection.configs import VisualizeConfig
+from vision.models.configs import AutoModelConfig, ModelChoice
+from vision.terminal import print_wide
+from vision.training.configs import CompareConfig, TrainConfig
+
+if TYPE_CHECKING:
+    from vision.sweeps.sweep import Point
+
+Choices = dict[str, str]
+"""The choice made in every group, such as {"model": "vit_base"}."""
+Composed = tuple[dict[str, Any], Choices]
+Launcher = tuple[str, dict[str, Any]]
+"""An executor of submitit, and settings of Hydra's launcher for it."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: a YAML file of the same name, its config class, and what to do with it."""
+
+    summary: str
+    config: type[Config]
+    run: Callable[[Any, Choices], int]
+    """Given the config and the choices made in each group; returns the exit code."""
+    sweep: Callable[[Sequence["Point"], Composed, Launcher | None], int] | None = None
+    """With --multirun: given the jobs, the settings that have one value, and where jobs go."""
+    implied: Callable[[Sequence[str]], list[str]] = lambda words: []
+    """Choices that follow from others, unless they are made."""
+    paths: str | None = None
+    """The setting, a list, that words without a name belong to."""
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without garbage collection: a short command spends a fifth of its time on looking for garbage
+    among the modules that it loads, where there is none.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+class InfoConfig(Config):
+    """Settings of `vision info`."""
+
+    model: ModelChoice
+    data: DataConfig
+    init: str | None
+    """Weights of any kind: says what they are, and of which model, instead; what they do not show
+    is given as model.heads=… and so on."""
+    rename: Renaming
+    """Rules "pattern -> replacement" for the names of the tensors of init."""
+    format: Literal["table", "json"]
+    """A table for people, or JSON for programs."""
+
+
+@_uncollected()
+def _info(config: InfoConfig, chosen: Choices) -> int:
+    from vision.data.sources.build import describe
+    from vision.models.cost.count import as_dict, cost, table
+
+    if config.init is not None:
+        return _info_of_weights(config.init, config)
+    if isinstance(config.model, AutoModelConfig):
+        raise ConfigError(
+            "model=auto takes the model from weights: give init=PATH, init=timm:NAME or "
+            "init=hf:OWNER/NAME, or name a model (`vision list models`)."
+        )
+    spec = describe(config.data)
+    result = cost(config.model, spec.image_size, spec.channels, spec.number_of_classes)
+    _print(as_dict(result) if config.format == "json" else table(result))
+    return 0
+
+
+def _model_of_weights(words: Sequence[str]) -> list[str]:
+    """Weights decide which model is described, unless one is named."""
+    keys = {word.partition("=")[0] for word in words}
+    return ["model=auto"] if "init" in keys and "model" not in keys else []
+
+
+def _info_of_weights(place: str, config: InfoConfig) -> int:
+    from rich.console import Console
+
+    from vision.checkpoints.open import open_model
+    from vision.models.cost.count import as_dict, cost, table
+
+    opened = open_model(place, model=config.model, rename=config.rename, setting="init")
+    result = cost(opened.config, opened.image_size, opened.channels, opened.classes)
+    if config.format == "json":
+        _print({"source": str(opened.path), **opened.as_dict(), "cost": as_dict(result)})
+        return 0
+    Console().print(opened.table())
+    print_wide(table(result))
+    return 0
+
+
+def _data(config: LookConfig, chosen: Choices) -> int:
+    if config.check:
+        return _check(config)
+    import torch
+
+    from vision.data.images.mixing import mix_batch
+    from vision.data.loader import Loader, Recipe, training_batches
+    from vision.data.order import TrainingPlan
+    from vision.data.preprocess import normalizer, resolve_preprocess, usual_values
+    from vision.data.sources.build import build_source, picture_size
+    from vision.data.tools.contact_sheet import contact_sheet
+
+    source = build_source(config.data, "train")
+    preprocess = resolve_preprocess(
+        config.preprocess, picture_size(config.data)[0], source.channels, usual_values(config.data)
+    )
+    recipe = Recipe(
+        preprocess, config.augment, config.seed, config.loader.max_pixels, config.data.on_error
+    )
+    loader = Loader(source, recipe, config.loader, 0, config.data.max_error_share)
+    plan = TrainingPlan(
+        config.seed,
+        config.pictures,
+        config.data.sampling,
+        config.augment.repeats,
+        tail="pad",
+    )
+    batch = next(training_batches(loader, plan))
+    images = normalizer(preprocess, torch.device("cpu"))(batch.images)
+    images, targets = mix_batch(
+        images, batch.labels, len(source.classes), config.augment, seed=config.seed, step=0
+    )
+    sheet = contact_sheet(images, targets, source.classes, preprocess)
+    config.output.parent.mkdir(parents=True, exist_ok=True)
+    sheet.save(config.output)
+    print(f"{config.pictures} training pictures are in {config.output}.")
+    return 0
+
+
+def _check(config: LookConfig) -> int:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from vision.data.loader import resolve_workers
+    from vision.data.tools.check import check_data
+
+    workers, _ = resolve_workers(config.loader.workers)
+    with Progress(console=Console(stderr=True)) as progress:
+        result = check_data(config.data, workers, progress)
+    if config.format == "json":
+        print(result.to_json())
+    else:
+        _print(result.table())
+        print("\n".join(result.lines()))
+    return 0 if result.clean else 1
+
+
+def _prepare(config: PrepareConfig, chosen: Choices) -> int:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from vision.data.tools.prepare import prepare
+
+    with Progress(console=Console(stderr=True)) as progress:
+        written = prepare(config, progress)
+    for part in written:
+        pictures = sum(shard.count for shard in part.shards)
+        size = sum(shard.bytes for shard in part.shards) / 1e6
+        print(f"{part.split}: {pictures:,} pictures in {len(part.shards)} shards, {size:,.1f} MB")
+    print(f"Train on them with data=webdataset data.root={config.output}")
+    return 0
+
+
+def _train(config: TrainConfig, chosen: Choices) -> int:
+    from vision.training.loop import train
+
+    return train(config, label=f"{chosen['model']}-{chosen['data']}")
+
+
+def _sweep(points: Sequence["Point"], base: Composed, launcher: Launcher | None) -> int:
+    from vision.sweeps.sweep import plan_sweep, run_sweep
+
+    jobs = plan_sweep(points, *base)
+    if launcher is None:
+        return run_sweep(jobs)
+    from vision.sweeps.cluster import submit_sweep
+
+    return submit_sweep(jobs, *launcher)
+
+
+def _compare(config: CompareConfig, chosen: Choices) -> int:
+    from vision.sweeps.compare import compare
+    from vision.sweeps.compare_report import csv_text, json_text, latex_text, table_text
+    from vision.sweeps.results import find_runs
+
+    runs, without = find_runs(config.runs)
+    for place in without:
+        print(f"note: there is no run in {place}.", file=sys.stderr)
+    comparison = compare(runs, config.metric, config.split, config.select)
+    match config.format:
+        case "table":
+            text = table_text(comparison, to_file=config.output is not None)
+        case "csv":
+            text = csv_text(comparison)
+        case "latex":
+            text = latex_text(comparison)
+        case "json":
+            text = json_text(comparison)
+    if config.output is None:
+        print(text, end="")
+        return 0
+    try:
+        config.output.parent.mkdir(parents=True, exist_ok=True)
+        config.output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"output: {config.output} cannot be written: {error}") from error
+    print(f"{len(comparison.groups)} rows are in {config.output}.")
+    return 0
+
+
+def _eval(config: EvalConfig, chosen: Choices) -> int:
+    from vision.evaluation.command import Processes, evaluate_checkpoints
+    from vision.evaluation.tables import tables
+    from vision.training.run.distributed import world
+
+    with world(config.device) as run:
+        report = evaluate_checkpoints(config, Processes(run.device, run.rank, run.size, run.sum))
+        if report is not None:
+            _print(report.as_dict(matrices=False) if config.format == "json" else tables(report))
+    return 0
+
+
+def _convert(config: ConvertConfig, chosen: Choices) -> int:
+    from vision.checkpoints.convert import convert
+
+    result = convert(
+        config.source,
+        config.format,
+        config.output,
+        model=config.model,
+        weights=config.weights,
+        rename=config.rename,
+    )
+    from vision.checkpoints.open import print_notes
+
+    print_notes(result.notes)
+    names = ", ".join(str(file) for file in result.files)
+    print(f"{result.tensors} tensors, {result.layout} → {result.format}: {names}")
+    return 0
+
+
+def _load(place: str, config: SizedConfig, device: Literal["auto", "cpu", "cuda", "mps"]) -> Any:
+    """The model of a checkpoint, after what its user must know has been said."""
+    from vision.checkpoints.open import print_notes
+    from vision.inference.load import load
+    from vision.models.build import pick_device
+
+    loaded = load(
+        place,
+        model=config.model,
+        weights=config.weights,
+        rename=config.rename,
+        image_size=config.image_size,
+        device=pick_device(device),
+    )
+    print_notes(loaded.opened.notes())
+    return loaded
+
+
+def _predict(config: PredictConfig, chosen: Choices) -> int:
+    from vision.inference.predict import run
+
+    return run(_load(config.checkpoint, config, config.device), config)
+
+
+def _visualize(config: VisualizeConfig, chosen: Choices) -> int:
+    from vision.inference.visualize.visualize import run
+
+    return run([_load(place, config, config.device) for place in config.checkpoint], config)
+
+
+def _export(config: ExportConfig, chosen: Choices) -> int:
+    from vision.inference.export import export
+
+    result = export(_load(config.checkpoint, config, "cpu"), config)
+    print(f"{result.file}: run and compared with the model,", end=" ")
+    print(f"largest difference of a probability {result.difference:.1e}.")
+    return 0
+
+
+def _print(result: Any) -> None:
+    """A mapping as JSON, anything else as rich draws it."""
+    if isinstance(result, dict):
+        print(json.dumps(result, indent=1))
+        return
+    print_wide(result)
+
+
+COMMANDS = {
+    "info": Command(
+        "layers, parameters, MACs, memory and attention matrices of a model",
+        InfoConfig,
+        _info,
+        implied=_model_of_weights,
+    ),
+    "data": Command(
+        "a sheet of training pictures as the model gets them, or a check of all", LookConfig, _data
+    ),
+    "prepare": Command("write a data set as resized tar shards", PrepareConfig, _prepare),
+    "train": Command("train a model, or go on with a run", TrainConfig, _train, _sweep),
+    "eval": Command("evaluate checkpoints, alone or side by side", EvalConfig, _eval),
+    "predict": Command("what a model says of pictures", PredictConfig, _predict, paths="images"),
+    "visualize": Command(
+        "where models look, as figures, numbers and pages, and how true these are",
+        VisualizeConfig,
+        _visualize,
+        paths="images",
+    ),
+    "export": Command(
+        "a checkpoint as ONNX, as a torch program or as weights", ExportConfig, _export
+    ),
+    "convert": Command("weights in the files of another library", ConvertConfig, _convert),
+    "compare": Command(
+        "runs side by side, with mean and deviation over seeds",
+        CompareConfig,
+        _compare,
+        paths="runs",
+    ),
+}

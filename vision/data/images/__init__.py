@@ -1,0 +1,1 @@
+"""From an encoded image to augmented pixels."""

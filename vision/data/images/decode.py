@@ -1,0 +1,295 @@
+"""From an encoded file, or an array, to uint8 pixels of the wanted number of channels.
+
+Two ways lead there. Plain 8-bit JPEG files take the fast one: libjpeg-turbo straight into an array,
+and of a baseline file only the rows down to the lower edge of the crop. Everything else goes
+through Pillow, and so does every JPEG file that libjpeg-turbo complains about; Pillow then decides
+whether it is readable.
+"""
+
+import io
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+
+import numpy as np
+import simplejpeg  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+
+from vision.config import UserError
+from vision.data.sources.source import Picture
+
+Pixels = NDArray[np.uint8]
+"""(height, width, channels)."""
+
+BACKGROUND = (255, 255, 255, 255)
+"""What shows through where a picture is transparent: white, as on a page."""
+
+DEFAULT_MAX_PIXELS = 178_956_970
+"""Larger pictures are refused before memory is taken for them; Pillow refuses the same ones."""
+
+# Formats of pixels only: a file named .jpg is never handed to an interpreter, as EPS's would be.
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA", "ICO")
+
+_TRANSPARENT_MODES = ("RGBA", "RGBa", "LA", "La", "PA")
+
+
+class UnreadablePictureError(UserError, OSError):
+    """A picture that cannot be decoded; the message names it and says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPicture:
+    """A picture of known size (EXIF rotation applied) that may still have to be decoded."""
+
+    height: int
+    width: int
+    name: str
+    _rows: Callable[[int], Pixels]
+    """All columns of the rows above the given one, or of more rows."""
+
+    def region(self, top: int, left: int, height: int, width: int) -> Pixels:
+        """The pixels of a rectangle inside the picture."""
+        with _named_errors(self.name):
+            rows = self._rows(int(top + height))
+            if rows.shape[0] < top + height or rows.shape[1] != self.width:
+                raise ValueError("its headers disagree on its size.")
+        return rows[top : top + height, left : left + width]
+
+    def pixels(self) -> Pixels:
+        """The whole picture."""
+        return self.region(0, 0, self.height, self.width)
+
+
+def decode(
+    picture: Picture, channels: int, name: str, max_pixels: int = DEFAULT_MAX_PIXELS
+) -> Pixels:
+    """The whole picture, or an UnreadablePictureError that names it."""
+    return open_picture(picture, channels, name, max_pixels).pixels()
+
+
+def open_picture(
+    picture: Picture | Image.Image,
+    channels: int,
+    name: str,
+    max_pixels: int = DEFAULT_MAX_PIXELS,
+    fast: bool = True,
+) -> OpenPicture:
+    """The picture with its size known. `fast=False` sends JPEG files through Pillow as well."""
+    with _named_errors(name):
+        if isinstance(picture, np.ndarray):
+            pixels = _array_pixels(picture, channels)
+        elif isinstance(picture, Image.Image):
+            pixels = _flatten(ImageOps.exif_transpose(picture), channels)
+        elif not picture:
+            raise ValueError("the file is empty (0 bytes).")
+        else:
+            jpeg = _read_jpeg_header(picture) if fast else None
+            if jpeg is not None:
+                _check_size(jpeg.width, jpeg.height, max_pixels)
+                height, width = jpeg.height, jpeg.width
+                if jpeg.orientation in _SWAPS_SIDES:
+                    height, width = width, height
+                rows = partial(_jpeg_rows, picture, jpeg, channels, max_pixels)
+                return OpenPicture(height, width, name, rows)
+            pixels = _pillow_pixels(picture, channels, max_pixels)
+    return OpenPicture(pixels.shape[0], pixels.shape[1], name, lambda _: pixels)
+
+
+class _named_errors:  # noqa: N801 (used like a function, and cheaper than a generator)
+    """Turns whatever a decoder says of a bad file into one kind of error that names the file."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        # Decoders raise nearly anything for malformed files: struct.error, zlib.error, IndexError.
+        # Too little memory, however, says nothing about the file.
+        if isinstance(error, Exception) and not isinstance(error, MemoryError):
+            raise UnreadablePictureError(f"{self.name}: {error}") from error
+
+
+def _check_size(width: int, height: int, max_pixels: int) -> None:
+    if width * height > max_pixels:
+        raise ValueError(
+            f"{width} × {height} pixels are more than the limit of {max_pixels:,} "
+            "(loader.max_pixels); shrink the picture, or raise the limit if the memory allows it."
+        )
+    if width < 1 or height < 1:
+        raise ValueError(f"a picture of {width} × {height} pixels has no content.")
+
+
+# Arrays and Pillow ------------------------------------------------------------------------------
+
+
+def _array_pixels(array: NDArray[np.uint8], channels: int) -> Pixels:
+    if array.dtype != np.uint8 or array.ndim not in (2, 3) or 0 in array.shape:
+        raise ValueError(
+            f"expected a uint8 array (height, width, channels), found {array.dtype} {array.shape}."
+        )
+    if array.ndim == 3 and array.shape[2] == channels:
+        return array
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    return _flatten(Image.fromarray(array), channels)
+
+
+def _pillow_pixels(data: bytes, channels: int, max_pixels: int) -> Pixels:
+    """First frame of any picture that Pillow reads, upright, opaque and with 8 bits per channel."""
+    with warnings.catch_warnings():
+        # The size is checked against our own limit. Damaged EXIF data costs the rotation only.
+        warnings.simplefilter("ignore")
+        try:
+            image: Image.Image = Image.open(io.BytesIO(data), formats=_known_formats())
+        except UnidentifiedImageError:
+            raise ValueError(
+                f"not a picture in a known format; the file begins with {data[:16]!r}."
+            ) from None
+        _check_size(*image.size, max_pixels)
+        image.load()
+        # TIFF files come out of load() upright, with the orientation struck from their EXIF data.
+        ImageOps.exif_transpose(image, in_place=True)
+        return _flatten(image, channels)
+
+
+@cache
+def _known_formats() -> tuple[str, ...]:
+    Image.init()
+    return tuple(name for name in _FORMATS if name in Image.OPEN)
+
+
+def _flatten(image: Image.Image, channels: int) -> Pixels:
+    """Any mode of Pillow as 8-bit greyscale or RGB."""
+    if image.mode[0] in "IF":
+        image = _eight_bits(image)
+    if image.mode in _TRANSPARENT_MODES or "transparency" in image.info:
+        canvas = Image.new("RGBA", image.size, BACKGROUND)
+        canvas.alpha_composite(image.convert("RGBA"))
+        image = canvas
+    mode = "L" if channels == 1 else "RGB"
+    pixels = np.asarray(image if image.mode == mode else image.convert(mode))
+    return pixels[:, :, None] if channels == 1 else pixels
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """The upper 8 bits of a greyscale picture of 16 bits; Pillow itself would clip it at 255."""
+    # Some versions of Pillow hold 16-bit PNG and PGM files as 32-bit integers.
+    sixteen = image.mode.startswith("I;16") or image.format in ("PNG", "PPM")
+    if image.mode == "F" or not sixteen:
+        raise ValueError(
+            f"its pixels (Pillow's mode {image.mode}) have no stated range; store 8 or 16 bits."
+        )
+    return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+
+
+# JPEG -------------------------------------------------------------------------------------------
+
+_SWAPS_SIDES = (5, 6, 7, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class _JpegHeader:
+    height: int
+    width: int
+    height_offset: int
+    """Where in the file the height is written."""
+    sequential: bool
+    """Rows are coded one after the other: the upper ones can be had without the lower ones."""
+    components: int
+    orientation: int
+
+
+def _read_jpeg_header(data: bytes) -> _JpegHeader | None:
+    """What the fast way needs to know, or None if the file is not for it."""
+    orientation = 1
+    position, end = 2, len(data) - 10
+    if data[:2] != b"\xff\xd8":
+        return None
+    while position < end and data[position] == 0xFF:
+        marker = data[position + 1]
+        if marker == 0xFF:  # a fill byte
+            position += 1
+            continue
+        length = int.from_bytes(data[position + 2 : position + 4], "big")
+        if marker == 0xE1:  # EXIF or XMP, either of which may ask for a rotation
+            segment = data[position + 4 : position + 2 + length]
+            if segment.startswith(b"Exif\0\0"):
+                orientation = _exif_orientation(segment)
+            elif b"tiff:Orientation" in segment:
+                return None
+        elif 0xC0 <= marker <= 0xC2:
+            height = int.from_bytes(data[position + 5 : position + 7], "big")
+            width = int.from_bytes(data[position + 7 : position + 9], "big")
+            bits, components = data[position + 4], data[position + 9]
+            if not (bits == 8 and components in (1, 3) and height and width):
+                return None
+            sequential = marker != 0xC2
+            return _JpegHeader(height, width, position + 5, sequential, components, orientation)
+        elif marker in (0xDA, 0xD9) or (0xC3 <= marker <= 0xCF and marker not in (0xC4, 0xCC)):
+            return None
+        position += 2 + length
+    return None
+
+
+def _exif_orientation(segment: bytes) -> int:
+    exif = Image.Exif()
+    try:
+        exif.load(segment)
+        value = exif.get(ExifTags.Base.Orientation, 1)
+    except Exception:  # damaged EXIF data costs the rotation, not the picture; so also in Pillow
+        return 1
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def _jpeg_rows(
+    data: bytes, header: _JpegHeader, channels: int, max_pixels: int, bottom: int
+) -> Pixels:
+    """The upright picture; if it lies upright in the file, perhaps only the rows above `bottom`."""
+    # Where a file has fewer colours than pixels, they are interpolated: one row more takes part.
+    # A block is at most 32 rows high.
+    rows = -(-(bottom + 2) // 32) * 32
+    space = "GRAY" if header.components == channels == 1 else "RGB"
+    pixels: Pixels
+    try:
+        if (
+            rows < header.height
+            and header.sequential
+            and header.orientation == 1
+            and data.endswith(b"\xff\xd9")  # the file's end is there: not cut off
+        ):
+            # The decoder stops where the header says that the picture ends. Then it complains about
+            # bytes that are left over; so it is asked not to be strict.
+            shorter = bytearray(data)
+            shorter[header.height_offset : header.height_offset + 2] = rows.to_bytes(2, "big")
+            pixels = simplejpeg.decode_jpeg(shorter, space, strict=False)
+        else:
+            pixels = simplejpeg.decode_jpeg(data, space)
+    except ValueError:
+        return _pillow_pixels(data, channels, max_pixels)
+    if pixels.shape[2] != channels:
+        pixels = _array_pixels(pixels, channels)
+    return np.ascontiguousarray(_upright(pixels, header.orientation))
+
+
+def _upright(pixels: Pixels, orientation: int) -> Pixels:
+    """Undo the rotation and mirroring that EXIF's orientation tag (1 to 8) describes."""
+    match orientation:
+        case 2:
+            return pixels[:, ::-1]
+        case 3:
+            return pixels[::-1, ::-1]
+        case 4:
+            return pixels[::-1]
+        case 5:
+            return pixels.transpose(1, 0, 2)
+        case 6:
+            return pixels.transpose(1, 0, 2)[:, ::-1]
+        case 7:
+            return pixels.transpose(1, 0, 2)[::-1, ::-1]
+        case 8:
+            return pixels.transpose(1, 0, 2)[::-1]
+        case _:
+            return pixels

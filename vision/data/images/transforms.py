@@ -1,0 +1,168 @@
+"""Pictures of any size to pictures of the model's size: random for training, fixed for evaluation.
+
+Everything is uint8 (height, width, channels); numbers and mixing come later, on whole batches.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from vision.data.configs import AugmentConfig, Interpolation
+from vision.data.images.augment import apply_policy, color_jitter, erase
+from vision.data.images.decode import OpenPicture, Pixels
+from vision.data.preprocess import Preprocess
+
+Box = tuple[int, int, int, int]
+"""top, left, height, width."""
+
+Transform = Callable[[OpenPicture, np.random.Generator], Pixels]
+
+
+def evaluation_pixels(picture: OpenPicture, preprocess: Preprocess) -> Pixels:
+    """Resized so that image_size / crop_ratio just fits in, then the middle.
+
+    The same sizes and offsets as Resize and CenterCrop of torchvision.
+    """
+    height, width = preprocess.image_size
+    ratio = preprocess.crop_ratio_for(picture.height, picture.width)
+    around = tuple(math.floor(side / ratio) for side in (height, width))
+    pixels = _resized_to_cover(picture, (around[0], around[1]), preprocess.interpolation)
+    size = pixels.shape
+    top, left = round((size[0] - height) / 2), round((size[1] - width) / 2)
+    return pixels[top : top + height, left : left + width]
+
+
+def training_pixels(
+    picture: OpenPicture,
+    preprocess: Preprocess,
+    augment: AugmentConfig,
+    random: np.random.Generator,
+) -> Pixels:
+    """One random view of a picture; the same one for the same state of `random`."""
+    interpolation = preprocess.interpolation
+    if augment.interpolation == "random":
+        interpolation = "bicubic" if random.random() < 0.5 else "bilinear"
+    elif augment.interpolation != "evaluation":
+        interpolation = augment.interpolation
+    match augment.crop:
+        case "random_resized":
+            box = random_resized_crop_box(picture.height, picture.width, augment, random)
+            pixels = resize(picture.region(*box), preprocess.image_size, interpolation)
+        case "random":
+            pixels = _padded_random_crop(picture, preprocess, augment, interpolation, random)
+        case "center":
+            pixels = evaluation_pixels(picture, preprocess)
+    if random.random() < augment.flip:
+        pixels = flip(pixels, axis=1)
+    if random.random() < augment.vertical_flip:
+        pixels = flip(pixels, axis=0)
+    for_policy = None if augment.interpolation == "random" else interpolation
+    pixels = apply_policy(pixels, augment.policy, preprocess.mean, for_policy, random)
+    if any(augment.color_jitter) and random.random() < augment.color_jitter_probability:
+        pixels = color_jitter(pixels, augment.color_jitter, random)
+    if random.random() < augment.erase:
+        pixels = erase(pixels, augment, preprocess.mean, preprocess.std, random)
+    return pixels
+
+
+def random_resized_crop_box(
+    height: int, width: int, augment: AugmentConfig, random: np.random.Generator
+) -> Box:
+    """A rectangle of random area and aspect ratio (Szegedy et al., CVPR 2015, section 6).
+
+    Area: uniform; aspect: uniform in the logarithm; both drawn anew until the rectangle fits. After
+    ten times, the largest rectangle of an allowed aspect, in the middle.
+    """
+    # By random() alone: uniform() and integers() take ten times as long for a single number.
+    low, high = (math.log(aspect) for aspect in augment.crop_aspect)
+    smallest, largest = augment.crop_area
+    for _ in range(10):
+        area = height * width * (smallest + (largest - smallest) * random.random())
+        aspect = math.exp(low + (high - low) * random.random())
+        crop_width, crop_height = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < crop_width <= width and 0 < crop_height <= height:
+            top = int(random.random() * (height - crop_height + 1))
+            left = int(random.random() * (width - crop_width + 1))
+            return top, left, crop_height, crop_width
+    aspect = min(max(width / height, augment.crop_aspect[0]), augment.crop_aspect[1])
+    crop_width, crop_height = min(width, round(height * aspect)), min(height, round(width / aspect))
+    crop_width, crop_height = max(1, crop_width), max(1, crop_height)
+    return (height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width
+
+
+def _padded_random_crop(
+    picture: OpenPicture,
+    preprocess: Preprocess,
+    augment: AugmentConfig,
+    interpolation: Interpolation,
+    random: np.random.Generator,
+) -> Pixels:
+    """Resized to just cover image_size, padded, and cropped at a random place."""
+    height, width = preprocess.image_size
+    pixels = _resized_to_cover(picture, preprocess.image_size, interpolation)
+    if augment.padding:
+        sides = (augment.padding, augment.padding)
+        mode: Literal["reflect", "constant"] = (
+            "reflect" if augment.padding_mode == "reflect" else "constant"
+        )
+        pixels = np.pad(pixels, (sides, sides, (0, 0)), mode)
+    top = int(random.integers(pixels.shape[0] - height + 1))
+    left = int(random.integers(pixels.shape[1] - width + 1))
+    return pixels[top : top + height, left : left + width]
+
+
+def _resized_to_cover(
+    picture: OpenPicture, target: tuple[int, int], interpolation: Interpolation
+) -> Pixels:
+    """Resized to just cover a size; of a picture longer than 32 times its width, the middle.
+
+    Or else one of 30,000 × 1 pixels would need gigabytes to become 224 pixels high.
+    """
+    limit = 32 * min(picture.height, picture.width)
+    height, width = min(picture.height, limit), min(picture.width, limit)
+    top, left = (picture.height - height) // 2, (picture.width - width) // 2
+    size = covering_size((height, width), target)
+    return resize(picture.region(top, left, height, width), size, interpolation)
+
+
+def covering_size(size: tuple[int, int], target: tuple[int, int]) -> tuple[int, int]:
+    """(height, width) of the same shape as `size`, just large enough for `target` to fit in."""
+    height, width = size
+    if target[0] * width >= target[1] * height:
+        return target[0], max(target[1], target[0] * width // height)
+    return max(target[0], target[1] * height // width), target[1]
+
+
+def resize(pixels: Pixels, size: tuple[int, int], interpolation: Interpolation) -> Pixels:
+    """Resampled with antialiasing; each value within 2 of Pillow's, nearly all equal.
+
+    torch's own resampling of uint8 is several times as fast as Pillow's; it has no Lanczos filter.
+    """
+    if pixels.shape[:2] == size:
+        return pixels
+    if interpolation == "lanczos":
+        image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+        resized = np.array(image.resize((size[1], size[0]), Image.Resampling.LANCZOS))
+        return resized.reshape(*size, pixels.shape[2])
+    if not pixels.flags.writeable:  # torch has no tensors that are read-only, and warns
+        pixels = pixels.copy()
+    # In this order of operations torch sees a channels-last batch, and keeps that layout.
+    batch = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
+    if interpolation == "nearest":
+        batch = F.interpolate(batch, size, mode="nearest-exact")
+    else:
+        batch = F.interpolate(batch, size, mode=interpolation, antialias=True)
+    return batch[0].permute(1, 2, 0).numpy()
+
+
+def flip(pixels: Pixels, axis: int) -> Pixels:
+    """Mirrored along an axis. (NumPy's way of copying backwards takes fifteen times as long.)"""
+    if not pixels.flags.writeable:
+        pixels = pixels.copy()
+    flipped: Pixels = torch.from_numpy(pixels).flip(axis).numpy()
+    return flipped

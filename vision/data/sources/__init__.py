@@ -1,0 +1,1 @@
+"""Data sets: labelled images by index, not yet decoded."""

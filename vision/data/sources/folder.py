@@ -1,0 +1,156 @@
+"""Picture files: which there are (`list_pictures`), and reading them (`FolderSource`)."""
+
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vision.config import ConfigError
+from vision.data.sources.packed import PackedStrings
+
+SUFFIXES = {
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif"),
+    *(".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2"),
+}
+"""Files with other suffixes are taken for something else; they are counted, not read."""
+
+
+@dataclass(eq=False, repr=False)
+class FolderSource:
+    """A `Source` of picture files below one folder."""
+
+    root: Path
+    paths: PackedStrings
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+    channels: int
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def name(self, index: int) -> str:
+        """The file's path."""
+        return os.path.join(self.root, self.paths[index])  # noqa: PTH118 (five times faster)
+
+    def read(self, index: int) -> bytes:
+        """The file's content."""
+        with open(self.name(index), "rb") as file:  # noqa: PTH123
+            return file.read()
+
+
+@dataclass
+class Listing:
+    """The picture files below a folder that has a folder for each class."""
+
+    root: Path
+    classes: tuple[str, ...]
+    """The names of the class folders, sorted."""
+    paths: list[str]
+    """Relative to root; class by class, sorted within each."""
+    labels: NDArray[np.int64]
+    ignored: Counter[str] = field(default_factory=Counter)
+    """How many files were not taken for pictures, by the reason."""
+
+
+def list_classes(folder: Path) -> tuple[str, ...]:
+    """The names of the class folders in a folder, sorted; hidden ones are none."""
+    with os.scandir(folder) as entries:
+        names = [e.name for e in entries if not e.name.startswith(".") and e.is_dir()]
+    return tuple(sorted(names))
+
+
+def list_pictures(folder: Path) -> Listing:
+    """All pictures in the class folders of a folder, in nested folders too.
+
+    Raises ConfigError if there is no class folder, no picture at all, or a class without pictures.
+    """
+    classes = list_classes(require_folder(folder))
+    ignored: Counter[str] = Counter()
+    with os.scandir(folder) as entries:
+        ignored["outside of the class folders"] = sum(not entry.is_dir() for entry in entries)
+    paths: list[str] = []
+    counts = []
+    for name in classes:
+        found = _walk(folder, name, ignored)
+        counts.append(len(found))
+        paths += found
+    ignored = +ignored  # drop zeros
+    if not classes or not paths:
+        raise ConfigError(
+            f"data.root: no pictures in the class folders of {folder}. Expected "
+            f"{folder}/<class>/<picture>, a picture being a file that ends in "
+            f"{', '.join(sorted(SUFFIXES))}; {_found(classes, ignored)}."
+        )
+    empty = [name for name, count in zip(classes, counts, strict=True) if count == 0]
+    if empty:
+        raise ConfigError(
+            f"data.root: {len(empty)} of {len(classes)} class folders in {folder} have no "
+            f"pictures: {shorten(empty)}. Fill or remove "
+            f"them{'; ' + _found((), ignored) if ignored else ''}."
+        )
+    labels = np.repeat(np.arange(len(classes), dtype=np.int64), counts)
+    return Listing(folder, classes, paths, labels, ignored)
+
+
+def require_folder(folder: Path) -> Path:
+    """The folder, or a ConfigError that says how far its path exists."""
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ConfigError(f"data.root: {folder} is a file; a folder is expected.")
+    existing = next(parent for parent in folder.absolute().parents if parent.exists())
+    raise ConfigError(f"data.root: there is no folder {folder} ({existing} exists).")
+
+
+def shorten(names: list[str] | tuple[str, ...], limit: int = 5) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def _walk(root: Path, top: str, ignored: Counter[str]) -> list[str]:
+    """Pictures below root/top, sorted, relative to root; links are followed, each once."""
+    found: list[str] = []
+    folders: list[str] = [top]
+    links: list[str] = []
+    seen: set[tuple[int, int]] = set()
+    while folders or links:
+        # Links last, so that a folder that is also linked to is known by its own name.
+        if not folders:
+            links.sort(reverse=True)
+        folder = (folders or links).pop()
+        status = os.stat(os.path.join(root, folder))  # noqa: PTH116, PTH118
+        if (status.st_dev, status.st_ino) in seen:  # a link to a parent would be followed for ever
+            ignored["link to a folder already read"] += 1
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        with os.scandir(os.path.join(root, folder)) as entries:  # noqa: PTH118
+            for entry in entries:
+                path = f"{folder}/{entry.name}"
+                if entry.name.startswith("."):
+                    ignored["hidden"] += 1
+                elif entry.is_dir():
+                    (links if entry.is_symlink() else folders).append(path)
+                elif (suffix := _suffix(entry.name)) in SUFFIXES:
+                    found.append(path)
+                else:
+                    ignored[f"suffix '{suffix}'" if suffix else "no suffix"] += 1
+    found.sort()
+    return found
+
+
+def _suffix(name: str) -> str:
+    """As `Path.suffix` in lower case, five times faster."""
+    _, dot, last = name.rpartition(".")
+    return f".{last.lower()}" if dot else ""
+
+
+def _found(classes: tuple[str, ...], ignored: Counter[str]) -> str:
+    """What was there instead of pictures."""
+    parts = [f"{number} files ignored ({reason})" for reason, number in ignored.most_common(5)]
+    if classes:
+        parts.insert(0, f"{len(classes)} folders ({shorten(classes, 3)})")
+    return "found " + (" and ".join(parts) if parts else "nothing")

@@ -1,0 +1,261 @@
+"""Where each sample of a set of tar shards lies: found once by reading the headers, then kept in
+one file.
+
+Nothing is ever unpacked. A member's name is only compared with its neighbours' and shown to people,
+so absolute names, names with `..` and links cannot reach the disk.
+"""
+
+import hashlib
+import json
+import os
+import tarfile
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vision.config import ConfigError
+from vision.data.sources.folder import SUFFIXES, shorten
+from vision.data.sources.packed import PackedStrings
+
+_FORMAT = 1
+"""Counts changes of the file's layout; files of another layout are made anew."""
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """Samples of several shards, in their order."""
+
+    shards: tuple[Path, ...]
+    stamps: NDArray[np.int64]
+    """(shards, 2): size and time of change, by which a changed shard is recognised."""
+    shard: NDArray[np.int32]
+    """Number of the shard that each sample is in."""
+    offset: NDArray[np.int64]
+    size: NDArray[np.int64]
+    members: PackedStrings
+    """Name of each sample's picture in its shard."""
+    labels: NDArray[np.int32]
+    """Place of each sample's label in `label_names`."""
+    label_names: tuple[str, ...]
+    """The labels as written, numbers or names, in the order in which they first come."""
+    ignored: tuple[Counter[str], ...]
+    """For each shard: members that are not part of a sample, by the reason."""
+
+
+def open_index(shards: tuple[Path, ...], file: Path, label_field: str) -> ShardIndex:
+    """The index of the shards: from its file if that still fits, otherwise made, and the file with
+    it.
+
+    Shards that did not change since the file was written are not read again.
+    """
+    shards = tuple(_join(Path.cwd(), str(shard)) for shard in shards)
+    file = file.absolute()
+    stamps = np.array([[s.st_size, s.st_mtime_ns] for s in map(os.stat, shards)], dtype=np.int64)
+    old = _load(file)
+    if old is not None and old.shards == shards and np.array_equal(old.stamps, stamps):
+        return old
+    kept: dict[tuple[Path, int, int], int] = {}
+    if old is not None:
+        kept = {(shard, *old.stamps[i].tolist()): i for i, shard in enumerate(old.shards)}
+    parts = []
+    for shard, stamp in zip(shards, stamps.tolist(), strict=True):
+        before = kept.get((shard, *stamp))
+        if old is not None and before is not None:
+            parts.append(_samples_of(old, before))
+        else:
+            parts.append(_scan(shard, label_field))
+    lengths = [len(part.offset) for part in parts]
+    codes: dict[str, int] = {}
+    labels = [codes.setdefault(label, len(codes)) for part in parts for label in part.labels]
+    index = ShardIndex(
+        shards,
+        stamps,
+        np.repeat(np.arange(len(shards), dtype=np.int32), lengths),
+        np.concatenate([part.offset for part in parts]),
+        np.concatenate([part.size for part in parts]),
+        PackedStrings(name for part in parts for name in part.members),
+        np.array(labels, dtype=np.int32),
+        tuple(codes),
+        tuple(part.ignored for part in parts),
+    )
+    _save(file, index)
+    return index
+
+
+def index_file(root: Path, pattern: str, label_field: str, folder: Path | None) -> Path:
+    """Where an index is kept: beside its shards, or in a folder for the indices of many sets."""
+    place = "" if folder is None else str(root.absolute())
+    key = hashlib.sha256("\0".join([place, pattern, label_field]).encode()).hexdigest()[:12]
+    return (folder or root) / f"index-{key}.npz"
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The samples of one shard."""
+
+    offset: NDArray[np.int64]
+    size: NDArray[np.int64]
+    members: list[str]
+    labels: list[str]
+    ignored: Counter[str]
+
+
+def _samples_of(index: ShardIndex, number: int) -> _Part:
+    """The samples of one shard of an index."""
+    where = np.flatnonzero(index.shard == number)
+    return _Part(
+        index.offset[where],
+        index.size[where],
+        [index.members[i] for i in where.tolist()],
+        [index.label_names[code] for code in index.labels[where]],
+        index.ignored[number],
+    )
+
+
+def _scan(shard: Path, label_field: str) -> _Part:
+    """Reads the headers of a shard, and the labels."""
+    offsets, sizes, members, labels = [], [], [], []
+    ignored: Counter[str] = Counter()
+    for key, found in _groups(shard, ignored):
+        pictures = [m for m in found if _suffix(m.name) in SUFFIXES]
+        if not pictures:
+            ignored["samples without a picture"] += 1
+            continue
+        if len(pictures) > 1:
+            names = shorten([m.name for m in pictures])
+            raise ConfigError(f"data: the sample '{key}' of {shard} has several pictures: {names}.")
+        offsets.append(pictures[0].offset_data)
+        sizes.append(pictures[0].size)
+        members.append(pictures[0].name)
+        labels.append(_label(shard, key, found, label_field))
+    return _Part(np.array(offsets, np.int64), np.array(sizes, np.int64), members, labels, ignored)
+
+
+def _groups(shard: Path, ignored: Counter[str]) -> Iterator[tuple[str, list[tarfile.TarInfo]]]:
+    """(key, members) of each sample: neighbours whose names agree up to the first dot of the file
+    name.
+    """
+    key = ""
+    members: list[tarfile.TarInfo] = []
+    try:
+        with tarfile.open(shard, "r:") as tar:
+            for member in tar:
+                tar.members = []  # type: ignore[attr-defined]  # it would keep them all
+                if member.isdir():
+                    continue
+                if not member.isreg() or member.issparse():
+                    ignored["links and other members that are no plain files"] += 1
+                    continue
+                path = PurePosixPath(member.name)
+                if path.name.startswith("."):
+                    ignored["hidden"] += 1
+                    continue
+                this = str(path.parent / path.name.split(".")[0])
+                if this != key and members:
+                    yield key, members
+                    members = []
+                key = this
+                members.append(member)
+    except (tarfile.TarError, EOFError) as error:
+        raise OSError(
+            f"{shard} cannot be read as a tar file: {error}. It must be whole and not compressed."
+        ) from error
+    if members:
+        yield key, members
+
+
+def _suffix(name: str) -> str:
+    return PurePosixPath(name).suffix.lower()
+
+
+def _label(shard: Path, key: str, members: list[tarfile.TarInfo], field: str) -> str:
+    """The label of a sample, as written."""
+    for member in members:
+        match _suffix(member.name):
+            case ".cls":
+                return _content(shard, member).decode("utf-8").strip()
+            case ".json":
+                try:
+                    record = json.loads(_content(shard, member))
+                except ValueError as error:
+                    raise OSError(f"{shard}:{member.name} is no JSON: {error}") from error
+                if isinstance(record, dict) and isinstance(record.get(field), int | str):
+                    return str(record[field])
+                known = ", ".join(record) if isinstance(record, dict) else type(record).__name__
+                raise ConfigError(
+                    f"data.label_field: {shard}:{member.name} has no label '{field}'; it has: "
+                    f"{known}."
+                )
+    raise ConfigError(
+        f"data: the sample '{key}' of {shard} has no label: expected {key}.cls or {key}.json, "
+        f"found {shorten([m.name for m in members])}."
+    )
+
+
+def _content(shard: Path, member: tarfile.TarInfo) -> bytes:
+    with shard.open("rb") as file:
+        file.seek(member.offset_data)
+        return file.read(member.size)
+
+
+def _load(file: Path) -> ShardIndex | None:
+    """The index in a file; None if there is none that can be used: it is then made anew."""
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            head = json.loads(str(arrays["head"]))
+            if head["format"] != _FORMAT:
+                return None
+            return ShardIndex(
+                # Relative, so that a folder can be moved with its index.
+                tuple(_join(file.parent, name) for name in head["shards"]),
+                arrays["stamps"],
+                arrays["shard"],
+                arrays["offset"],
+                arrays["size"],
+                PackedStrings.from_arrays(arrays["member_bytes"], arrays["member_ends"]),
+                arrays["labels"],
+                tuple(head["label_names"]),
+                tuple(map(Counter, head["ignored"])),
+            )
+    except (FileNotFoundError, PermissionError, zipfile.BadZipFile, KeyError, ValueError, EOFError):
+        return None
+
+
+def _join(folder: Path, name: str) -> Path:
+    return Path(os.path.normpath(folder / name))
+
+
+def _save(file: Path, index: ShardIndex) -> None:
+    """Writes the file in one step: several processes may do so at once."""
+    head = {
+        "format": _FORMAT,
+        "shards": [os.path.relpath(shard, file.parent) for shard in index.shards],
+        "ignored": index.ignored,
+        "label_names": index.label_names,
+    }
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        scratch = file.with_name(f"{file.stem}-{os.getpid()}.tmp")
+        with scratch.open("wb") as stream:
+            np.savez(
+                stream,
+                head=np.array(json.dumps(head)),
+                stamps=index.stamps,
+                shard=index.shard,
+                offset=index.offset,
+                size=index.size,
+                member_bytes=index.members.bytes,
+                member_ends=index.members.ends,
+                labels=index.labels,
+            )
+        scratch.replace(file)
+    except OSError as error:
+        raise ConfigError(
+            f"data.index_folder: the index of the shards cannot be written to {file.parent}: "
+            f"{error}. Name a folder that can be written to."
+        ) from error

@@ -1,0 +1,175 @@
+"""Pictures in tar shards, named as WebDataset does: `key.jpg` and `key.cls` or `key.json`."""
+
+import glob
+import json
+import re
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vision.config import ConfigError
+from vision.data.configs import ShardsConfig, Split
+from vision.data.sources.folder import require_folder, shorten
+from vision.data.sources.shard_index import ShardIndex, index_file, open_index
+
+DESCRIPTION = "dataset.json"
+"""What `vision prepare` writes beside its shards: class names, channels, counts and checksums."""
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+
+
+@dataclass(eq=False, repr=False)
+class ShardSource:
+    """A `Source` that reads its pictures out of tar files by their position."""
+
+    index: ShardIndex
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+    channels: int
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def name(self, index: int) -> str:
+        """`shard.tar:member`."""
+        return f"{self.index.shards[self.index.shard[index]]}:{self.index.members[index]}"
+
+    def read(self, index: int) -> bytes:
+        """The member's content; the shard is opened each time, so there is no state to share."""
+        size = int(self.index.size[index])
+        shard = self.index.shards[self.index.shard[index]]
+        with open(shard, "rb", buffering=0) as file:  # noqa: PTH123
+            file.seek(int(self.index.offset[index]))
+            content = file.read(size)
+        if len(content) != size:
+            raise OSError(
+                f"{self.name(index)}: the shard ends too early; it changed since it was opened."
+            )
+        return content
+
+
+def read_shards(config: ShardsConfig, split: Split) -> ShardSource:
+    """The pictures of one split."""
+    index = _open(config, split)
+    channels, classes = describe_shards(config)
+    return ShardSource(index, _numbers(index, classes, config.root), classes, channels)
+
+
+def describe_shards(config: ShardsConfig) -> tuple[int, tuple[str, ...]]:
+    """Channels and class names: as noted beside the shards, otherwise from the training labels."""
+    noted = read_description(config.root)
+    channels: int = config.channels if config.channels != "auto" else noted.get("channels", 3)
+    if "classes" in noted:
+        return channels, tuple(noted["classes"])
+    labels = _open(config, "train").label_names
+    if _are_numbers(labels):
+        return channels, tuple(str(number) for number in range(max(map(int, labels)) + 1))
+    return channels, tuple(sorted(labels))
+
+
+def available_splits(config: ShardsConfig) -> tuple[Split, ...]:
+    """The splits that the config names shards for."""
+    patterns: dict[Split, str | None] = {
+        "train": config.train,
+        "val": config.val,
+        "test": config.test,
+    }
+    return tuple(split for split, pattern in patterns.items() if pattern is not None)
+
+
+def read_description(root: Path) -> dict[str, Any]:
+    """What is noted beside the shards; nothing if they were not written by `vision prepare`."""
+    file = root / DESCRIPTION
+    if not file.is_file():
+        return {}
+    try:
+        noted = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise OSError(f"{file} is damaged: {error}") from error
+    return dict(noted)
+
+
+def expand(pattern: str) -> list[str]:
+    """A pattern without braces: `a{00..02}` is a00, a01, a02, and `{x,y}.tar` x.tar, y.tar."""
+    match = _BRACES.search(pattern)
+    if match is None:
+        return [pattern]
+    inside = match[1]
+    numbers = _RANGE.fullmatch(inside)
+    if numbers:
+        first, last = int(numbers[1]), int(numbers[2])
+        width = len(numbers[1])
+        if last < first:
+            raise ConfigError(f"data: {{{inside}}} in '{pattern}' counts backwards.")
+        choices = [f"{n:0{width}d}" for n in range(first, last + 1)]
+    elif "," in inside:
+        choices = inside.split(",")
+    else:
+        raise ConfigError(
+            f"data: {{{inside}}} in '{pattern}' is neither a range such as {{000..099}} nor a list "
+            f"such as {{a,b}}."
+        )
+    before, after = pattern[: match.start()], pattern[match.end() :]
+    return list(chain.from_iterable(expand(before + choice + after) for choice in choices))
+
+
+def find_shards(root: Path, pattern: str) -> tuple[Path, ...]:
+    """The files that a pattern means, in its order (wildcards: sorted by name)."""
+    if pattern.startswith("pipe:") or "://" in pattern:
+        raise ConfigError(
+            f"data: '{pattern}' is not on a local disk. Shards are read by position: copy them "
+            "first."
+        )
+    require_folder(root)
+    found: list[Path] = []
+    missing = []
+    for name in expand(pattern):
+        if glob.has_magic(name):
+            matches = sorted(glob.glob(str(root / name)))  # noqa: PTH207 (absolute patterns too)
+        else:
+            matches = [str(root / name)] * (root / name).is_file()
+        found += map(Path, matches)
+        if not matches:
+            missing.append(name)
+    if missing:
+        raise ConfigError(f"data: there are no shards {shorten(missing)} in {root}.")
+    return tuple(dict.fromkeys(found))
+
+
+def _open(config: ShardsConfig, split: Split) -> ShardIndex:
+    pattern = {"train": config.train, "val": config.val, "test": config.test}[split]
+    if pattern is None:
+        raise ConfigError(f"data.{split}: no shards are named for this split.")
+    file = index_file(config.root, pattern, config.label_field, config.index_folder)
+    index = open_index(find_shards(config.root, pattern), file, config.label_field)
+    if len(index.offset) == 0:
+        raise ConfigError(
+            f"data.{split}: there are no pictures in the shards {pattern} of {config.root}."
+        )
+    return index
+
+
+def _numbers(index: ShardIndex, classes: tuple[str, ...], root: Path) -> NDArray[np.int64]:
+    """Labels as numbers: they may be numbers already, or class names."""
+    names = index.label_names
+    if _are_numbers(names):
+        values = [int(name) if int(name) < len(classes) else None for name in names]
+    else:
+        number = {name: i for i, name in enumerate(classes)}
+        values = [number.get(name) for name in names]
+    unknown = [name for name, value in zip(names, values, strict=True) if value is None]
+    if unknown:
+        raise ConfigError(
+            f"data: the labels {shorten(unknown)} in {root} are none of the {len(classes)} classes "
+            f"({shorten(classes)}) of the training shards."
+        )
+    return np.array(values, dtype=np.int64)[index.labels]
+
+
+def _are_numbers(labels: tuple[str, ...]) -> bool:
+    return all(label.isdecimal() for label in labels)

@@ -1,0 +1,161 @@
+"""Which pictures belong to a split or a subset: seeded, class by class, groups kept together."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vision.data.sources.source import Picture, Source
+
+Indices = NDArray[np.int64]
+
+UNEQUAL = 10
+"""From this ratio of the largest class to the smallest on, a user is warned."""
+
+# Different uses of one seed must not draw the same permutation.
+_SUBSET_STREAM, _SPLIT_STREAM, _GROUP_STREAM = 1, 2, 3
+
+
+class Subset:
+    """A `Source` of some pictures of another one."""
+
+    def __init__(self, source: Source, indices: Indices) -> None:
+        self.source = source
+        self.indices = indices
+        self.classes = source.classes
+        self.channels = source.channels
+        self.labels = source.labels[indices]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def name(self, index: int) -> str:
+        """As in the whole source."""
+        return self.source.name(int(self.indices[index]))
+
+    def read(self, index: int) -> Picture:
+        """As in the whole source."""
+        return self.source.read(int(self.indices[index]))
+
+
+def take(source: Source, indices: Indices) -> Source:
+    """Some pictures of a source; the source itself if they are all of them in order."""
+    if len(indices) == len(source) and np.array_equal(indices, np.arange(len(source))):
+        return source
+    return Subset(source, indices)
+
+
+def nested_subset(
+    labels: NDArray[np.int64], fraction: float, samples_per_class: int | None, seed: int
+) -> Indices:
+    """Indices (ascending) of a share of each class, and of at most so many pictures of it.
+
+    With one seed a smaller fraction, or number, gives a subset of what a larger one gives. Every
+    class that has pictures keeps at least one.
+    """
+    if fraction == 1 and samples_per_class is None:
+        return np.arange(len(labels))
+    chosen = []
+    for label, indices in enumerate(_by_class(labels)):
+        if len(indices) == 0:
+            continue
+        number = max(1, round(fraction * len(indices)))
+        if samples_per_class is not None:
+            number = min(number, samples_per_class)
+        order = np.random.default_rng([seed, _SUBSET_STREAM, label]).permutation(len(indices))
+        chosen.append(indices[order[:number]])
+    return np.sort(np.concatenate(chosen)) if chosen else np.zeros(0, dtype=np.int64)
+
+
+def split_by_fraction(
+    labels: NDArray[np.int64],
+    fractions: Mapping[str, float],
+    seed: int,
+    groups: NDArray[np.int64] | None = None,
+) -> dict[str, Indices]:
+    """Indices (ascending) of each named part and, as "train", of the rest, alike in every class.
+
+    A class of two pictures or more has at least one in the first part and one in "train". With
+    groups (a number per picture) no group is in two parts, and the shares are as near as whole
+    groups allow.
+    """
+    parts = list(fractions)
+    assert "train" not in parts
+    assert sum(fractions.values()) < 1
+    if groups is None:
+        assignment = _assign_pictures(labels, list(fractions.values()), seed)
+    else:
+        assignment = _assign_groups(labels, list(fractions.values()), seed, groups)
+    result = {part: np.flatnonzero(assignment == i) for i, part in enumerate(parts)}
+    result["train"] = np.flatnonzero(assignment == len(parts))
+    for part, indices in result.items():
+        if len(indices) == 0:
+            kept = "" if groups is None else f" in {len(np.unique(groups))} groups"
+            raise ValueError(
+                f"{len(labels)} pictures{kept} cannot be split: none is left for {part}. Change "
+                "the fractions, or split the pictures yourself."
+            )
+    return result
+
+
+def imbalance(labels: NDArray[np.int64], classes: tuple[str, ...]) -> str | None:
+    """A warning if the classes are more unequal than 10 : 1 or some are empty, otherwise None."""
+    counts = np.bincount(labels, minlength=len(classes))
+    if len(labels) == 0:
+        return None
+    smallest, largest = int(counts.argmin()), int(counts.argmax())
+    if counts[smallest] == 0:
+        empty = int((counts == 0).sum())
+        return (
+            f"{empty} of {len(classes)} classes have no pictures, '{classes[smallest]}' among them."
+        )
+    ratio = counts[largest] / counts[smallest]
+    if ratio <= UNEQUAL:
+        return None
+    return (
+        f"classes are unequal, {ratio:.0f} : 1 ('{classes[largest]}' has {counts[largest]} "
+        f"pictures, '{classes[smallest]}' {counts[smallest]}); data.sampling=balanced draws them "
+        "equally often."
+    )
+
+
+def _by_class(labels: NDArray[np.int64]) -> list[Indices]:
+    """The indices (ascending) of every class, in one pass over the labels."""
+    order = np.argsort(labels, kind="stable")
+    counts = np.bincount(labels)
+    return np.split(order, np.cumsum(counts)[:-1]) if len(labels) else []
+
+
+def _assign_pictures(labels: NDArray[np.int64], shares: list[float], seed: int) -> NDArray[np.int8]:
+    """The part of each picture: 0, 1, … for the shares, and one more for the rest."""
+    assignment = np.full(len(labels), len(shares), dtype=np.int8)
+    for label, indices in enumerate(_by_class(labels)):
+        order = np.random.default_rng([seed, _SPLIT_STREAM, label]).permutation(len(indices))
+        taken = 0
+        for part, share in enumerate(shares):
+            # One picture at least where the class can spare it; the rest never goes empty.
+            number = min(max(round(share * len(indices)), 1), max(len(indices) - 1 - taken, 0))
+            assignment[indices[order[taken : taken + number]]] = part
+            taken += number
+    return assignment
+
+
+def _assign_groups(
+    labels: NDArray[np.int64], shares: list[float], seed: int, groups: NDArray[np.int64]
+) -> NDArray[np.int8]:
+    """Whole groups only: large ones first, each to where it is missed most."""
+    totals = np.bincount(labels).astype(np.float64)
+    targets = np.outer([*shares, 1 - sum(shares)], totals)  # (part, class)
+    have = np.zeros_like(targets)
+    assignment = np.empty(len(labels), dtype=np.int8)
+    members = _by_class(np.unique(groups, return_inverse=True)[1].astype(np.int64))
+    order = np.random.default_rng([seed, _GROUP_STREAM]).permutation(len(members))
+    for group in sorted(order, key=lambda g: -len(members[g])):
+        classes, counts = np.unique(labels[members[group]], return_counts=True)
+        missing = targets[:, classes] - have[:, classes]
+        # Growth of the squared distance from the target, relative to it as in χ².
+        growth = ((missing - counts) ** 2 - missing**2) / targets[:, classes]
+        part = int(growth.sum(axis=1).argmin())
+        have[part, classes] += counts
+        assignment[members[group]] = part
+    return assignment

@@ -1,0 +1,304 @@
+"""Which picture files a `folder` data set has, with label, split and group: from folders or from a
+CSV file.
+
+A `Table` can be written as CSV and be read again, so a split that was drawn once can be kept with
+the run that used it, looked at, and used by others (`data.table=outputs/…/split.csv`).
+"""
+
+import csv
+import os
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vision.config import ConfigError, suggest
+from vision.data.configs import FolderConfig, Split
+from vision.data.sources.folder import (
+    FolderSource,
+    list_classes,
+    list_pictures,
+    require_folder,
+    shorten,
+)
+from vision.data.sources.packed import PackedStrings
+from vision.data.sources.subsets import split_by_fraction
+from vision.data.sources.wordnet import readable_names
+
+SPLIT_NAMES: dict[str, Split] = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
+}
+"""What people call their splits."""
+
+COLUMNS = ("path", "label", "split", "group")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Pictures with their labels and, where they have one, their split and group."""
+
+    root: Path
+    classes: tuple[str, ...]
+    """The labels as they are written, sorted: names of class folders, or a column of the file."""
+    paths: PackedStrings
+    labels: NDArray[np.int64]
+    splits: dict[Split, NDArray[np.int64]]
+    """Indices of each split that exists. A set that is not yet split has one: train."""
+    groups: list[str] | None
+    ignored: Counter[str]
+
+    def source(self, split: Split, channels: int) -> FolderSource:
+        """The pictures of one split."""
+        indices = self.splits[split]
+        paths = self.paths.take(indices)
+        classes = readable_names(self.classes)
+        return FolderSource(self.root, paths, self.labels[indices], classes, channels)
+
+
+def read_table(config: FolderConfig, only: Split | None = None) -> Table:
+    """All pictures of a data set, each in its final split; those of one split suffice where that
+    saves time.
+
+    val_fraction takes validation pictures out of the training pictures; the set's own validation
+    pictures then serve as test pictures if it has no others. Without it, test pictures serve where
+    no validation pictures are.
+    """
+    require_folder(config.root)
+    if config.val_fraction or config.test_fraction:
+        only = None
+    whole = _read_csv(config) if config.table else _read_folders(config.root, only)
+    fractions: dict[str, float] = {}
+    if config.test_fraction:
+        if set(whole.splits) != {"train"}:
+            raise ConfigError(
+                f"data.test_fraction: only for pictures that are not yet split, but {config.root} "
+                f"has {' and '.join(whole.splits)}. Set it to null."
+            )
+        fractions["test"] = config.test_fraction
+    if config.val_fraction:
+        if "train" not in whole.splits:
+            raise ConfigError("data.val_fraction: there are no training pictures to take from.")
+        fractions["val"] = config.val_fraction
+    if not fractions:
+        return whole
+    fractions = dict(sorted(fractions.items(), reverse=True))  # val first: small classes need it
+    return Table(
+        whole.root,
+        whole.classes,
+        whole.paths,
+        whole.labels,
+        _cut(whole, fractions, config.seed),
+        whole.groups,
+        whole.ignored,
+    )
+
+
+def folder_classes(config: FolderConfig) -> tuple[str, ...]:
+    """The class names alone: without looking into the class folders."""
+    require_folder(config.root)
+    if config.table:
+        return readable_names(_read_csv(config).classes)
+    folders = _split_folders(config.root)
+    return readable_names(list_classes(next(iter(folders.values()), config.root)))
+
+
+def write_table(table: Table, path: Path) -> None:
+    """Writes every picture with its split as CSV, in a form that `data.table` reads."""
+    split_of = np.empty(len(table.paths), dtype=object)
+    for split, indices in table.splits.items():
+        split_of[indices] = split
+    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS if table.groups else COLUMNS[:3])
+        for i, name in enumerate(table.paths):
+            row = [name, table.classes[table.labels[i]], split_of[i]]
+            writer.writerow([*row, table.groups[i]] if table.groups else row)
+
+
+def with_saved_split(config: FolderConfig, path: Path) -> FolderConfig:
+    """The config of the same data set, split as a file written by `write_table` says."""
+    return config.model_copy(update={"table": path, "val_fraction": None, "test_fraction": None})
+
+
+def _cut(whole: Table, fractions: dict[str, float], seed: int) -> dict[Split, NDArray[np.int64]]:
+    """The splits after the fractions were taken out of the training pictures."""
+    pool = whole.splits["train"]
+    groups = None
+    if whole.groups is not None:
+        groups = np.unique([whole.groups[i] for i in pool], return_inverse=True)[1].astype(np.int64)
+    try:
+        parts = split_by_fraction(whole.labels[pool], fractions, seed, groups)
+    except ValueError as error:
+        raise ConfigError(f"data.{next(iter(fractions))}_fraction: {error}") from None
+    splits = dict(whole.splits)
+    if "val" in fractions and "val" in splits:
+        splits.setdefault("test", splits.pop("val"))
+    return splits | {SPLIT_NAMES[part]: pool[indices] for part, indices in parts.items()}
+
+
+def _split_folders(root: Path) -> dict[Split, Path]:
+    """The folders of the splits, if the set is split."""
+    folders: dict[Split, Path] = {}
+    for name in list_classes(root):
+        split = SPLIT_NAMES.get(name.lower())
+        if split is None:
+            continue
+        if split in folders:
+            raise ConfigError(
+                f"data.root: {root} has both {folders[split].name}/ and {name}/; which one is "
+                f"{split}?"
+            )
+        folders[split] = root / name
+    others = [n for n in list_classes(root) if n.lower() not in SPLIT_NAMES]
+    if "train" not in folders and others:
+        return {}  # a class may well be called test
+    return dict(sorted(folders.items(), key=lambda item: ["train", "val", "test"].index(item[0])))
+
+
+def _read_folders(root: Path, only: Split | None) -> Table:
+    """A folder per class, in one folder or in one for each split."""
+    folders = _split_folders(root) or {"train": root}
+    first = next(iter(folders.values()))
+    classes = list_classes(first)
+    for folder in folders.values():
+        _check_same_classes(first, classes, folder, list_classes(folder))
+    if only in folders:
+        folders = {only: folders[only]}
+    paths: list[str] = []
+    labels = []
+    splits: dict[Split, NDArray[np.int64]] = {}
+    ignored: Counter[str] = Counter()
+    for split, folder in folders.items():
+        listing = list_pictures(folder)
+        prefix = "" if listing.root == root else f"{listing.root.name}/"
+        splits[split] = np.arange(len(paths), len(paths) + len(listing.paths))
+        paths += [prefix + path for path in listing.paths]
+        labels.append(listing.labels)
+        ignored += listing.ignored
+    return Table(root, classes, PackedStrings(paths), np.concatenate(labels), splits, None, ignored)
+
+
+def _check_same_classes(
+    root: Path, classes: tuple[str, ...], other_root: Path, other: tuple[str, ...]
+) -> None:
+    if classes == other:
+        return
+    differences = []
+    for here, there, only in (
+        (root, other_root, sorted(set(classes) - set(other))),
+        (other_root, root, sorted(set(other) - set(classes))),
+    ):
+        if only:
+            differences.append(f"{shorten(only)} in {here.name}/ but not in {there.name}/")
+    raise ConfigError(f"data.root: the classes in {root.parent} differ: {'; '.join(differences)}.")
+
+
+def _read_csv(config: FolderConfig) -> Table:
+    """The rows of `config.table`, checked."""
+    assert config.table is not None
+    table = config.table
+    if not table.is_file():
+        raise ConfigError(f"data.table: there is no file {table}.")
+    columns: dict[str, list[str]] = defaultdict(list)
+    try:
+        with table.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+            reader = csv.DictReader(file, strict=True)
+            header = _check_columns(table, reader.fieldnames)
+            for row in reader:
+                values = [row[name] for name in header]
+                if None in row or None in values or not all(values[:2]):
+                    raise ConfigError(
+                        f"data.table: line {reader.line_num} of {table} does not have "
+                        f"{len(header)} values ({', '.join(header)}), or path or label is empty."
+                    )
+                for name, value in zip(header, values, strict=True):
+                    columns[name].append(value)
+    except csv.Error as error:
+        raise ConfigError(f"data.table: {table} is no valid CSV file: {error}.") from None
+    if not columns:
+        raise ConfigError(f"data.table: {table} has no rows.")
+    _check_files(config.root, table, columns["path"])
+    classes = tuple(sorted(set(columns["label"])))  # as class folders are sorted
+    number = {name: i for i, name in enumerate(classes)}
+    labels = np.array([number[label] for label in columns["label"]], dtype=np.int64)
+    splits = _check_splits(table, columns)
+    if "train" in splits:
+        unknown = sorted(set(range(len(classes))) - set(labels[splits["train"]].tolist()))
+        if unknown:
+            names = shorten([classes[i] for i in unknown])
+            raise ConfigError(
+                f"data.table: {table} has no training pictures of the classes {names}."
+            )
+    paths = PackedStrings(columns["path"])
+    return Table(config.root, classes, paths, labels, splits, columns.get("group"), Counter())
+
+
+def _check_columns(table: Path, header: object) -> list[str]:
+    """The columns in our order, or an error that names what is wrong."""
+    names = [str(name).strip() for name in header] if isinstance(header, list) else []
+    for name in names:
+        if name not in COLUMNS:
+            raise ConfigError(
+                f"data.table: {table} has a column '{name}'. {suggest(name, COLUMNS)} Expected a "
+                "first line with path, label and, if you like, split and group."
+            )
+    missing = [name for name in COLUMNS[:2] if name not in names]
+    if missing or len(set(names)) != len(names):
+        raise ConfigError(
+            f"data.table: the first line of {table} must name each column once, path and label at "
+            f"least; found {', '.join(names) or 'nothing'}."
+        )
+    if header != names:
+        raise ConfigError(f"data.table: remove the spaces in the first line of {table}.")
+    return sorted(names, key=COLUMNS.index)
+
+
+def _check_files(root: Path, table: Path, paths: list[str]) -> None:
+    """Every file exists and is listed once. Listing folders is faster than asking for files."""
+    twice = [path for path, count in Counter(map(os.path.normpath, paths)).items() if count > 1]
+    if twice:
+        raise ConfigError(f"data.table: {table} lists {shorten(twice)} more than once.")
+    listed: dict[str, frozenset[str]] = {}
+    missing = []
+    for path in paths:
+        folder, name = os.path.split(os.path.join(root, path))  # noqa: PTH118
+        if folder not in listed:
+            exists = os.path.isdir(folder)  # noqa: PTH112
+            listed[folder] = frozenset(os.listdir(folder) if exists else ())  # noqa: PTH208
+        if name not in listed[folder]:
+            missing.append(path)
+    if missing:
+        raise ConfigError(
+            f"data.table: {len(missing)} of {len(paths)} files that {table} lists are not in "
+            f"{root}: {shorten(missing)}. Paths are relative to data.root."
+        )
+
+
+def _check_splits(table: Path, columns: dict[str, list[str]]) -> dict[Split, NDArray[np.int64]]:
+    """The indices of each split; without such a column, all is train."""
+    if "split" not in columns:
+        return {"train": np.arange(len(columns["path"]))}
+    found = np.array(columns["split"])
+    unknown = sorted(set(columns["split"]) - set(SPLIT_NAMES))
+    if unknown:
+        raise ConfigError(
+            f"data.table: {table} has the split '{unknown[0]}'. {suggest(unknown[0], SPLIT_NAMES)}"
+        )
+    canonical = np.array([SPLIT_NAMES[name] for name in found])
+    if "group" in columns:
+        first: dict[str, str] = {}
+        for group, split in zip(columns["group"], canonical.tolist(), strict=True):
+            if first.setdefault(group, split) != split:
+                raise ConfigError(
+                    f"data.table: the group '{group}' is both in {first[group]} and in {split} of "
+                    f"{table}; a group must stay together."
+                )
+    order: tuple[Split, ...] = ("train", "val", "test")
+    return {s: np.flatnonzero(canonical == s) for s in order if (canonical == s).any()}

@@ -1,0 +1,1 @@
+"""Commands around a data set: prepare, check, contact sheet."""

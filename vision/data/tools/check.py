@@ -1,0 +1,188 @@
+"""Reads every picture of a data set once: what there is, what is unreadable, what comes twice."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+from rich.progress import Progress
+from rich.table import Table
+
+from vision.data.configs import DataConfig, Split
+from vision.data.images.decode import decode
+from vision.data.sources.build import build_source, list_splits
+from vision.data.sources.source import Source
+from vision.data.sources.subsets import imbalance
+from vision.data.tools.pool import ordered_map
+from vision.terminal import plain
+
+_SHOWN = 20
+"""Longer lists are cut where people read them; the JSON has all."""
+
+
+@dataclass
+class SplitCheck:
+    """What was found in one split."""
+
+    count: int
+    per_class: dict[str, int]
+    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """How many pictures of each (height, width); unreadable ones have none."""
+    unreadable: list[str] = field(default_factory=list)
+    """Which and why."""
+    warning: str | None = None
+    """Of very unequal classes."""
+
+    def extent(self) -> str:
+        """Smallest, median and largest size, in words."""
+        if not self.sizes:
+            return "no readable picture"
+        if len(self.sizes) == 1:
+            ((height, width),) = self.sizes
+            return f"{width} × {height}"
+        sizes, counts = np.array(list(self.sizes)), np.array(list(self.sizes.values()))
+        low, high = sizes.min(axis=0), sizes.max(axis=0)
+        middle = np.median(np.repeat(sizes, counts, axis=0), axis=0)
+        return " … ".join(f"{width:.0f} × {height:.0f}" for height, width in (low, middle, high))
+
+
+@dataclass
+class DataCheck:
+    """What was found in a data set."""
+
+    splits: dict[Split, SplitCheck]
+    across: list[tuple[str, ...]]
+    """Pictures with the same content in different splits: what is learnt must not be asked."""
+    within: list[tuple[str, ...]]
+    """Pictures with the same content in one split."""
+    conflicts: list[tuple[str, ...]]
+    """Those of either kind whose labels differ."""
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing is unreadable, in two splits, or labelled in two ways."""
+        unreadable = any(split.unreadable for split in self.splits.values())
+        return not (unreadable or self.across or self.conflicts)
+
+    def table(self) -> Table:
+        """Pictures per class and split."""
+        table = Table(title="Pictures per class")
+        table.add_column("class")
+        for split in self.splits:
+            table.add_column(split, justify="right")
+        for name in next(iter(self.splits.values())).per_class:
+            table.add_row(plain(name), *(str(s.per_class[name]) for s in self.splits.values()))
+        table.add_section()
+        table.add_row("all", *(str(split.count) for split in self.splits.values()))
+        return table
+
+    def lines(self) -> list[str]:
+        """The rest, for people."""
+        lines = []
+        for name, split in self.splits.items():
+            lines.append(f"{name}: {split.count} pictures, {split.extent()} pixels")
+            if split.warning:
+                lines.append(f"{name}: {split.warning}")
+            lines += _listed(f"{name}: unreadable", split.unreadable)
+        for what, groups in (
+            ("in several splits", self.across),
+            ("several times in one split", self.within),
+            ("with the same content but different labels", self.conflicts),
+        ):
+            lines += _listed(f"pictures {what}", [" = ".join(group) for group in groups])
+        return lines
+
+    def to_json(self) -> str:
+        """Everything, for programs."""
+        content = asdict(self) | {"clean": self.clean}
+        for name, split in self.splits.items():
+            sizes = [[*size, count] for size, count in sorted(split.sizes.items())]
+            content["splits"][name]["sizes"] = sizes
+        return json.dumps(content, indent=1, ensure_ascii=False)
+
+
+def check_data(config: DataConfig, workers: int = 0, progress: Progress | None = None) -> DataCheck:
+    """Checks every split of a data set; workers=0 reads in this process."""
+    sources = {split: build_source(config, split) for split in list_splits(config)}
+    return check_sources(sources, workers, progress)
+
+
+def check_sources(
+    sources: Mapping[Split, Source], workers: int = 0, progress: Progress | None = None
+) -> DataCheck:
+    """Reads and decodes every picture of every source once."""
+    splits: dict[Split, SplitCheck] = {}
+    places: dict[bytes, list[tuple[Split, int]]] = {}
+    for split, source in sources.items():
+        counts = np.bincount(source.labels, minlength=len(source.classes)).tolist()
+        per_class = dict(zip(source.classes, counts, strict=True))
+        warning = imbalance(source.labels, source.classes)
+        found = splits[split] = SplitCheck(len(source), per_class, warning=warning)
+        task = progress.add_task(f"check {split}", total=len(source)) if progress else None
+        results = ordered_map(_Inspector(source), range(len(source)), workers)
+        for index, result in enumerate(results):
+            if result.digest:
+                places.setdefault(result.digest, []).append((split, index))
+            if result.error:
+                found.unreadable.append(result.error)
+            else:
+                found.sizes[result.size] += 1
+            if progress is not None and task is not None:
+                progress.advance(task)
+    repeated = [group for group in places.values() if len(group) > 1]
+    return DataCheck(
+        splits,
+        _named(sources, [g for g in repeated if len({split for split, _ in g}) > 1]),
+        _named(sources, [g for g in repeated if len({split for split, _ in g}) < len(g)]),
+        _named(sources, [g for g in repeated if len({_class(sources, *p) for p in g}) > 1]),
+    )
+
+
+@dataclass(frozen=True)
+class _Finding:
+    """What one picture is like."""
+
+    size: tuple[int, int] = (0, 0)
+    digest: bytes = b""
+    error: str = ""
+
+
+class _Inspector:
+    """Reads and decodes one picture; sent to the worker processes once."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def __call__(self, index: int) -> _Finding:
+        digest = b""
+        try:
+            content = self.source.read(index)
+            if isinstance(content, bytes):
+                digest = hashlib.blake2b(content, digest_size=16).digest()
+            else:
+                shape = repr(content.shape).encode()
+                digest = hashlib.blake2b(shape + content.tobytes(), digest_size=16).digest()
+            pixels = decode(content, self.source.channels, self.source.name(index))
+        except OSError as error:
+            return _Finding(digest=digest, error=str(error))
+        return _Finding((pixels.shape[0], pixels.shape[1]), digest)
+
+
+def _class(sources: Mapping[Split, Source], split: Split, index: int) -> str:
+    return sources[split].classes[sources[split].labels[index]]
+
+
+def _named(
+    sources: Mapping[Split, Source], groups: list[list[tuple[Split, int]]]
+) -> list[tuple[str, ...]]:
+    return [tuple(sources[split].name(index) for split, index in group) for group in groups]
+
+
+def _listed(title: str, entries: list[str]) -> list[str]:
+    """A heading with the number of entries, and the first of them."""
+    if not entries:
+        return [f"{title}: none"]
+    lines = [f"{title}: {len(entries)}", *(f"  {entry}" for entry in entries[:_SHOWN])]
+    return lines + [f"  … and {len(entries) - _SHOWN} more"] * (len(entries) > _SHOWN)

@@ -1,0 +1,305 @@
+"""Writes a data set as tar shards, its pictures no larger than needed, with index and checksums.
+
+A preparation that was killed goes on where it stood when it is run again, and ends with the same
+bytes: the order of the pictures, their encoding and the tar headers depend on the data and the
+settings only. Shards get their names when they are complete; what is complete is noted in a file
+until the split is done.
+"""
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from rich.progress import Progress
+
+from vision.config import ConfigError
+from vision.data.configs import PrepareConfig, Split
+from vision.data.sources.build import build_source, list_splits
+from vision.data.sources.shard_index import index_file, open_index
+from vision.data.sources.shards import DESCRIPTION, find_shards, read_description
+from vision.data.sources.source import Source
+from vision.data.tools.encode import Encoded, Encoder, Settings
+from vision.data.tools.pool import ordered_map
+
+_FORMAT = 1
+_MEGABYTE = 1_000_000
+_ORDER_STREAM = 4
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One complete shard."""
+
+    name: str
+    count: int
+    bytes: int
+    sha256: str
+    end: int
+    """How many pictures of the split are in this shard and those before it, or were skipped."""
+    skipped: list[str]
+    """Of the pictures that could not be read: which and why."""
+
+
+@dataclass
+class Prepared:
+    """What was written for one split."""
+
+    split: Split
+    shards: list[Shard] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """Pictures written."""
+        return sum(shard.count for shard in self.shards)
+
+    @property
+    def skipped(self) -> list[str]:
+        """Of the pictures that could not be read: which and why."""
+        return [name for shard in self.shards for name in shard.skipped]
+
+    def line(self) -> str:
+        """One line for people."""
+        size = sum(shard.bytes for shard in self.shards) / _MEGABYTE
+        skipped = f", {len(self.skipped)} unreadable pictures skipped" if self.skipped else ""
+        shards = f"{len(self.shards)} shards, {size:.1f} MB"
+        return f"{self.split}: {self.count} pictures in {shards}{skipped}"
+
+
+def prepare(config: PrepareConfig, progress: Progress | None = None) -> list[Prepared]:
+    """Writes every split below `config.output`, verified; complete ones are left alone."""
+    settings = Settings(config.short_side, config.image_format, config.quality, config.shard_size)
+    limit = config.data.max_error_share if config.data.on_error == "skip" else 0.0
+    return [
+        prepare_split(
+            build_source(config.data, split),
+            split,
+            config.output,
+            settings,
+            max_error_share=limit,
+            workers=config.workers,
+            progress=progress,
+        )
+        for split in list_splits(config.data)
+    ]
+
+
+def prepare_split(
+    source: Source,
+    split: Split,
+    output: Path,
+    settings: Settings,
+    *,
+    max_error_share: float = 0.0,
+    workers: int = 0,
+    progress: Progress | None = None,
+) -> Prepared:
+    """Writes one source as `split`-000000.tar and so on, and notes it in `output`/dataset.json.
+
+    Unreadable pictures raise OSError once they are more than a share of all. A split that is
+    complete is read back and verified, nothing more.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    identity = {"settings": asdict(settings), "source": _fingerprint(source)}
+    noted = _check_description(output, source, split, identity)
+    if split in noted["splits"]:
+        done = Prepared(split, [Shard(**shard) for shard in noted["splits"][split]["shards"]])
+        verify(output, done)
+        return done
+    journal = output / f"{split}.progress"
+    done = _resume(output, split, journal, identity)
+    for shard in _write_shards(source, output, settings, done, max_error_share, workers, progress):
+        done.shards.append(shard)
+        _write_journal(journal, identity, done)
+    verify(output, done)
+    pattern = f"{split}-*.tar"
+    open_index(find_shards(output, pattern), index_file(output, pattern, "label", None), "label")
+    shards = [asdict(shard) for shard in done.shards]
+    noted["splits"][split] = {"count": done.count, **identity, "shards": shards}
+    _write_atomically(output / DESCRIPTION, json.dumps(noted, indent=1, ensure_ascii=False) + "\n")
+    journal.unlink()
+    return done
+
+
+def _write_shards(
+    source: Source,
+    output: Path,
+    settings: Settings,
+    done: Prepared,
+    max_error_share: float,
+    workers: int,
+    progress: Progress | None,
+) -> Iterator[Shard]:
+    """Writes the shards that are not done yet, one after the other."""
+    start = done.shards[-1].end if done.shards else 0
+    # Shuffled once: readers that go through a shard from front to back see all classes, too.
+    order = np.random.default_rng([_ORDER_STREAM]).permutation(len(source))[start:].tolist()
+    task = None
+    if progress is not None:
+        task = progress.add_task(f"prepare {done.split}", total=len(source), completed=start)
+    writer = _ShardWriter(output, done.split, start, len(done.shards), len(str(len(source) - 1)))
+    for encoded in ordered_map(Encoder(source, settings), order, workers):
+        writer.add(encoded, int(source.labels[encoded.index]))
+        skipped = len(done.skipped) + len(writer.skipped)
+        if skipped > max_error_share * len(source):
+            writer.abandon()
+            allowed = int(max_error_share * len(source))
+            raise OSError(
+                f"{writer.skipped[-1]} ({skipped} of {len(source)} pictures cannot be read; "
+                f"data.on_error and data.max_error_share allow {allowed}.)"
+            )
+        if progress is not None and task is not None:
+            progress.advance(task)
+        if writer.file.tell() >= settings.shard_size * _MEGABYTE:
+            yield writer.finish()
+            writer = _ShardWriter(output, done.split, writer.end, len(done.shards), writer.digits)
+    if writer.count or writer.skipped:
+        yield writer.finish()
+    else:
+        writer.abandon()
+
+
+def verify(output: Path, prepared: Prepared) -> None:
+    """Reads the shards back: raises OSError if a checksum or a number of pictures differs."""
+    for shard in prepared.shards:
+        path = output / shard.name
+        if not path.is_file():
+            raise OSError(f"{path} is missing. Remove {output} and prepare again.")
+        with path.open("rb") as file:
+            checksum = hashlib.file_digest(file, "sha256").hexdigest()
+        with tarfile.open(path, "r:") as tar:
+            count = sum(member.name.endswith(".cls") for member in tar)
+        if (checksum, count) != (shard.sha256, shard.count):
+            raise OSError(
+                f"{path} is damaged: {count} pictures with checksum {checksum[:12]}…, but "
+                f"{shard.count} with {shard.sha256[:12]}… were written. Remove {output} and "
+                "prepare again."
+            )
+
+
+class _ShardWriter:
+    """A shard under way: a file with another name until it is complete."""
+
+    def __init__(self, output: Path, split: Split, start: int, number: int, digits: int) -> None:
+        self.path = output / f"{split}-{number:06d}.tar"
+        self.part = self.path.with_suffix(".tar.part")
+        self.file: IO[bytes] = self.part.open("wb")
+        self.tar = tarfile.TarFile(fileobj=self.file, mode="w", format=tarfile.PAX_FORMAT)
+        self.end = start
+        self.digits = digits
+        self.count = 0
+        self.skipped: list[str] = []
+
+    def add(self, result: Encoded, label: int) -> None:
+        self.end += 1
+        if result.error:
+            self.skipped.append(result.error)
+            return
+        self.count += 1
+        key = f"{result.index:0{self.digits}d}"
+        for name, content in (
+            (f"{key}.{result.suffix}", result.content),
+            (f"{key}.cls", str(label).encode()),
+        ):
+            member = tarfile.TarInfo(name)  # owner, time and mode are constants
+            member.size = len(content)
+            self.tar.addfile(member, io.BytesIO(content))
+
+    def finish(self) -> Shard:
+        self.tar.close()
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+        with self.part.open("rb") as file:
+            checksum = hashlib.file_digest(file, "sha256").hexdigest()
+        size = self.part.stat().st_size
+        self.part.replace(self.path)
+        return Shard(self.path.name, self.count, size, checksum, self.end, self.skipped)
+
+    def abandon(self) -> None:
+        self.file.close()
+        self.part.unlink()
+
+
+def _fingerprint(source: Source) -> str:
+    """Changes with the pictures' names, labels or classes."""
+    digest = hashlib.sha256(json.dumps([source.classes, source.channels]).encode())
+    digest.update(source.labels.tobytes())
+    for index in range(len(source)):
+        name = source.name(index).rpartition("/")[2]  # the folder may move
+        digest.update(name.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def _check_description(
+    output: Path, source: Source, split: Split, identity: dict[str, Any]
+) -> dict[str, Any]:
+    """What is noted of the complete splits; ConfigError if this one does not fit to them."""
+    fresh = {"format": _FORMAT, "classes": list(source.classes), "channels": source.channels}
+    noted = read_description(output) or {**fresh, "splits": {}}
+    for key, value in fresh.items():
+        if noted.get(key) != value:
+            raise ConfigError(f"output: {output} holds shards of another data set ({key} differs).")
+    before = noted["splits"].get(split)
+    if before is not None:
+        _check_identity(output, {key: before[key] for key in identity}, identity)
+    return noted
+
+
+def _check_identity(output: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    if before == now:
+        return
+    changed = [
+        f"{key} was {value}, is {now['settings'][key]}"
+        for key, value in before["settings"].items()
+        if value != now["settings"][key]
+    ] or ["other pictures"]
+    raise ConfigError(
+        f"output: {output} holds shards prepared differently ({'; '.join(changed)}). Choose "
+        "another folder, or remove this one."
+    )
+
+
+def _resume(output: Path, split: Split, journal: Path, identity: dict[str, Any]) -> Prepared:
+    """What was complete when an earlier preparation ended early; nothing at the first one."""
+    for part in output.glob(f"{split}-*.tar.part"):
+        part.unlink()
+    done = Prepared(split)
+    if not journal.is_file():
+        found = sorted(output.glob(f"{split}-*.tar"))
+        if found:
+            raise ConfigError(
+                f"output: {found[0]} exists already, and nothing says what it was made of. Choose "
+                "another folder, or remove it."
+            )
+        _write_journal(journal, identity, done)
+    head, *lines = journal.read_text(encoding="utf-8").splitlines()
+    _check_identity(output, json.loads(head), identity)
+    for line in lines:
+        shard = Shard(**json.loads(line))
+        path = output / shard.name
+        if not path.is_file() or path.stat().st_size != shard.bytes:
+            break  # somebody removed it: go on from here
+        done.shards.append(shard)
+    return done
+
+
+def _write_journal(journal: Path, identity: dict[str, Any], done: Prepared) -> None:
+    """In one step: a half-written line would not be readable."""
+    lines = [json.dumps(identity), *(json.dumps(asdict(shard)) for shard in done.shards)]
+    _write_atomically(journal, "\n".join(lines) + "\n")
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    scratch = path.with_name(path.name + ".part")
+    with scratch.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)

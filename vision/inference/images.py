@@ -1,0 +1,114 @@
+"""The pictures that a command is about, from files or from a data set, read when needed."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from vision.config import ConfigError
+from vision.data.configs import DataConfig, ShapesConfig, Split
+from vision.data.images.decode import UnreadablePictureError, decode
+from vision.data.sources.build import build_source
+from vision.data.sources.shapes import Shapes
+from vision.data.sources.source import Picture
+from vision.inspection.explain import Pixels, Subject, shown_pixels
+from vision.inspection.trust.masks import box_mask, boxes_of, read_boxes, read_mask, shown_mask
+from vision.inspection.trust.scores import Mask
+
+
+@dataclass(frozen=True)
+class Item:
+    """A picture that has not been read yet."""
+
+    key: str
+    """Where what is drawn of it goes, below the folder of results; no suffix."""
+    name: str
+    """As a person would look it up."""
+    read: Callable[[], Picture]
+    file: Path | None = None
+    mask: Callable[[], Mask] | None = None
+    """Of the whole picture."""
+
+    def pixels(self, subject: Subject) -> Pixels:
+        """What a model sees of it; UnreadablePictureError where it cannot be read."""
+        try:
+            return shown_pixels(subject, self.read(), self.name)
+        except UnreadablePictureError:
+            raise
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise UnreadablePictureError(f"{self.name}: {reason}") from error
+
+    def seen_mask(self, subject: Subject) -> Mask | None:
+        """What is left of its mask in what a model sees; None where none is known."""
+        return None if self.mask is None else shown_mask(subject, self.mask(), self.name)
+
+
+def items_of_files(
+    files: Sequence[Path], masks: Path | None = None, boxes: Path | None = None
+) -> list[Item]:
+    """Files, with masks or boxes if there are some."""
+    if masks is not None and not masks.is_dir():
+        raise ConfigError(f"masks: there is no folder {masks}.")
+    table = None if boxes is None else read_boxes(boxes)
+    items = []
+    for key, file in zip(_keys(files), files, strict=True):
+        mask: Callable[[], Mask] | None = None
+        if masks is not None:
+            mask = partial(read_mask, masks, file)
+        elif table is not None and boxes is not None:
+            mask = partial(_boxes, file, boxes_of(table, file, boxes))
+        items.append(Item(key, str(file), file.read_bytes, file, mask))
+    return items
+
+
+def items_of_data(config: DataConfig, split: Split) -> list[Item]:
+    """The pictures of a split; those of the embedded data set know where their object is."""
+    source = build_source(config, split)
+    digits = len(str(len(source) - 1))
+    items = []
+    for index in range(len(source)):
+        mask = partial(source.mask, index) if isinstance(source, Shapes) else None
+        key = f"{split}-{index:0{digits}d}"
+        items.append(Item(key, source.name(index), partial(source.read, index), mask=mask))
+    return items
+
+
+def has_pairs(config: DataConfig | None) -> bool:
+    """Whether pictures with two objects can be made of a data set."""
+    return isinstance(config, ShapesConfig)
+
+
+def some(items: Sequence[Item], number: int | None) -> list[Item]:
+    """So many of them, evenly spread."""
+    if number is None or number >= len(items):
+        return list(items)
+    return [items[i] for i in np.linspace(0, len(items) - 1, number).round().astype(int)]
+
+
+def batches(items: Sequence[Item], size: int) -> Iterator[list[Item]]:
+    """Items in groups."""
+    for start in range(0, len(items), size):
+        yield list(items[start : start + size])
+
+
+def _boxes(file: Path, boxes: list[tuple[float, float, float, float]]) -> Mask:
+    height, width = decode(file.read_bytes(), 3, str(file)).shape[:2]
+    return box_mask((height, width), boxes)
+
+
+def _keys(files: Sequence[Path]) -> list[str]:
+    """A name for each file: its path below the folder that all share, with its suffix if two
+    would have the same name.
+    """
+    absolute = [Path(os.path.abspath(file)) for file in files]  # noqa: PTH100 (links stay links)
+    shared = Path(os.path.commonpath([file.parent for file in absolute]))
+    below = [file.relative_to(shared) for file in absolute]
+    plain = [str(path.with_suffix("")) for path in below]
+    return [
+        name if plain.count(name) == 1 else str(path)
+        for name, path in zip(plain, below, strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""`vision visualize`: figures and scores of attention."""

@@ -1,0 +1,1 @@
+"""Attention, taken from the forward pass that gives the logits."""

@@ -1,0 +1,174 @@
+"""What must be known of a model beyond its attention: prefix tokens, patches, and how it ends."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+
+from vision.inspection.capture.captured import CaptureError, Ending
+from vision.inspection.capture.layout import prefix_names
+from vision.models.layers import Grid
+from vision.models.swin import Swin
+from vision.models.vit import ViT
+
+HEADS = ("head", "heads", "classifier", "fc")
+"""How models call the layers that make classes of features."""
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """Of one model, this project's or another's."""
+
+    prefix: tuple[str, ...]
+    patch: Grid
+    """Pixels from one token of the first layer to the next."""
+    ending: Ending
+    last: nn.Module | None
+    """The module whose input or output are the last tokens before the final norm."""
+    last_is: Literal["input", "output"] = "input"
+
+
+def own_model(model: nn.Module) -> ViT | Swin | None:
+    """The model of this project in a module, which may be a wrapper around it."""
+    return next((m for m in model.modules() if isinstance(m, ViT | Swin)), None)
+
+
+def facts_of(model: nn.Module) -> Facts:
+    """The facts of any model that captures can be taken from."""
+    own = own_model(model)
+    if isinstance(own, ViT):
+        return _own_vit(own)
+    if isinstance(own, Swin):
+        ending = Ending("mean", own.norm, norm_after=False, head=_linear(own.head))
+        return Facts((), own.patch_embed.patch, ending, own.norm)
+    inner: Any = _unwrapped(model)
+    patch = patch_of(model)
+    match type(inner).__module__.split(".")[0]:
+        case "timm":
+            return _timm(inner, patch)
+        case "torchvision":
+            return _torchvision(inner, patch)
+        case "transformers":
+            return _transformers(inner, patch)
+        case _:
+            return Facts(_prefix(inner), patch, Ending("other", None, False, None), None)
+
+
+def has_head(model: nn.Module) -> bool:
+    """Whether a model ends in classes: False where its head was left out and features come out."""
+    inner: Any = own_model(model) or _unwrapped(model)
+    inside = {id(parameter) for parameter in inner.parameters()}
+    if any(id(parameter) not in inside for parameter in model.parameters()):
+        return True  # layers of a wrapper make something of the features
+    if getattr(inner, "num_classes", None) == 0:
+        return False
+    found = [getattr(inner, name, None) for name in HEADS]
+    heads = [head for head in found if isinstance(head, nn.Module)]
+    return not heads or any(True for head in heads for _ in head.parameters())
+
+
+def is_swin(model: nn.Module) -> bool:
+    """Whether a model has windows that shift."""
+    return any(hasattr(m, "shift_size") or isinstance(m, Swin) for m in model.modules())
+
+
+def patch_of(model: nn.Module) -> Grid:
+    """The stride of the first convolution, which embeds the patches."""
+    conv = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    if conv is None:
+        raise CaptureError(
+            f"{type(model).__name__} has no convolution that embeds patches: where its tokens lie "
+            "in the picture is not known."
+        )
+    return int(conv.stride[0]), int(conv.stride[1])
+
+
+def _own_vit(model: ViT) -> Facts:
+    config = model.config
+    prefix = prefix_names(
+        class_token=config.class_token,
+        distillation=config.distillation_token,
+        registers=config.registers,
+    )
+    names = {"class_token": "class", "class_token_and_mean": "class and mean"}
+    pool: Any = names.get(config.pool, config.pool)
+    if config.distillation_token:
+        pool = "class and distillation"
+    # Layers between pooling and head leave no exact split of a logit over tokens.
+    between = model.representation is not None or model.projection is not None
+    head = None if between else _linear(model.head)
+    ending = Ending(pool, model.norm, config.pool_norm == "after", head)
+    return Facts(prefix, model.patch_embed.patch, ending, model.blocks[-1], "output")
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The first module, from the outside in, that one of the known libraries made."""
+    for module in model.modules():
+        if type(module).__module__.split(".")[0] in ("timm", "torchvision", "transformers"):
+            return module
+    return model
+
+
+def _timm(model: Any, patch: Grid) -> Facts:
+    if is_swin(model):
+        pool: Any = "mean" if model.head.global_pool.pool_type == "avg" else "other"
+        ending = Ending(pool, model.norm, False, _linear(model.head.fc))
+        return Facts((), patch, ending, model.norm)
+    norm = getattr(model, "norm", None)
+    after = getattr(model, "fc_norm", None)
+    norm_after = after is not None and not isinstance(after, nn.Identity)
+    pool = {"token": "class", "avg": "mean"}.get(getattr(model, "global_pool", ""), "other")
+    if hasattr(model, "head_dist"):
+        pool = "class and distillation"
+    if norm_after and norm is not None and not isinstance(norm, nn.Identity):
+        pool = "other"  # two norms: no exact split over tokens
+    head = _linear(getattr(model, "head", None))
+    ending = Ending(pool, after if norm_after else norm, norm_after, head)
+    return Facts(_prefix(model), patch, ending, norm)
+
+
+def _torchvision(model: Any, patch: Grid) -> Facts:
+    if is_swin(model):
+        return Facts((), patch, Ending("mean", model.norm, False, _linear(model.head)), model.norm)
+    if not hasattr(model, "encoder"):
+        return Facts((), patch, Ending("other", None, False, None), None)
+    norm = model.encoder.ln
+    ending = Ending("class", norm, False, _linear(getattr(model.heads, "head", None)))
+    return Facts(("class",), patch, ending, norm)
+
+
+def _transformers(model: Any, patch: Grid) -> Facts:
+    base = getattr(model, getattr(model, "base_model_prefix", ""), model)
+    norm = getattr(base, "layernorm", None)
+    head = _linear(getattr(model, "classifier", None))
+    if is_swin(model):
+        return Facts((), patch, Ending("mean", norm, False, head), norm)
+    embeddings = getattr(base, "embeddings", None)
+    registers = getattr(embeddings, "register_tokens", None)
+    prefix = prefix_names(
+        class_token=getattr(embeddings, "cls_token", None) is not None,
+        distillation=getattr(embeddings, "distillation_token", None) is not None,
+        registers=0 if registers is None else registers.shape[1],
+    )
+    pool: Any = "class" if "class" in prefix else "other"
+    if hasattr(model, "distillation_classifier"):
+        pool = "class and distillation"
+    elif head is not None and norm is not None and head.in_features == 2 * norm.weight.numel():
+        pool = "class and mean"  # DINOv2 puts both side by side
+    return Facts(prefix, patch, Ending(pool, norm, False, head), norm)
+
+
+def _prefix(model: Any) -> tuple[str, ...]:
+    """As timm's ViTs, and what is built like them, name their tokens."""
+    class_token = getattr(model, "cls_token", None) is not None
+    distillation = getattr(model, "dist_token", None) is not None
+    number = int(getattr(model, "num_prefix_tokens", int(class_token) + int(distillation)))
+    return prefix_names(
+        class_token=class_token,
+        distillation=distillation,
+        registers=number - int(class_token) - int(distillation),
+    )
+
+
+def _linear(module: Any) -> nn.Linear | None:
+    return module if isinstance(module, nn.Linear) else None

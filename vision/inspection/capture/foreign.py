@@ -1,0 +1,285 @@
+"""Attention of models from other libraries, through one torch function mode.
+
+Under the mode `scaled_dot_product_attention` computes its weights explicitly, whoever calls it;
+`multi_head_attention_forward` is led there; and a softmax whose result is multiplied with values is
+taken as it is. Where the tokens of a window lie is not assumed but found: the order that turns what
+the block was given into what its queries were computed from.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from vision.inspection.capture.anatomy import Facts
+from vision.inspection.capture.captured import CaptureError, Recorder, check_output
+from vision.inspection.capture.layout import Layout
+from vision.inspection.capture.window_order import shift_regions, window_index, windowed_layout
+from vision.models.layers import Grid, ceil_div
+
+SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
+MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
+
+
+@contextmanager
+def watching_foreign(
+    model: nn.Module, recorder: Recorder, facts: Facts, size: Grid
+) -> Iterator[None]:
+    """While this lasts, the attention of the model goes to the recorder."""
+    stack: list[_Running] = []
+    handles = []
+
+    def enter(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        stack.append(_Running(name, module, (*args, *kwargs.values())))
+
+    def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        # A module whose forward raised never got here: drop it with its own callers.
+        while stack and stack.pop().module is not module:
+            pass
+
+    try:
+        for name, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(_named(name, enter), with_kwargs=True))
+            handles.append(module.register_forward_hook(leave))
+        with _AttentionMode(recorder, facts, size, stack):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _named(name: str, enter: Callable[..., None]) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        enter(name, module, args, kwargs)
+
+    return hook
+
+
+class _Running:
+    """A module that is being run, and what it was given."""
+
+    def __init__(self, name: str, module: nn.Module, values: tuple[Any, ...]) -> None:
+        self.name, self.module, self.values = name, module, values
+
+
+class _AttentionMode(TorchFunctionMode):
+    def __init__(self, recorder: Recorder, facts: Facts, size: Grid, stack: list[_Running]) -> None:
+        super().__init__()
+        self.recorder, self.facts, self.size, self.stack = recorder, facts, size, stack
+        self.pending: Tensor | None = None
+        """The last softmax that may be attention."""
+        self.projected: Tensor | None = None
+        """What queries, keys and values were computed from."""
+        self.normed: Tensor | None = None
+        """The last output of a layer norm."""
+        self.latest: Tensor | None = None
+        """The last weights that were computed here."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return self._attend(func, *args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            return self._multi_head(func, args, kwargs)
+        if func in MATMUL and self._is_pending(args[0]):
+            self._record(self.pending)
+            self.pending = None
+            return func(*args, **kwargs)
+        if func is F.linear:
+            tensor = args[0] if args else kwargs["input"]
+            self.projected = tensor if tensor.ndim == 3 else self.projected
+        out = func(*args, **kwargs)
+        if func in SOFTMAX and out.ndim == 4 and out.shape[-1] == out.shape[-2]:
+            self.pending = out
+        elif func is F.layer_norm:
+            self.normed = out
+        return out
+
+    def _is_pending(self, tensor: Any) -> bool:
+        """Whether a tensor is the last softmax; dropout that drops nothing hands out an alias."""
+        if self.pending is None or not isinstance(tensor, Tensor):
+            return False
+        same = tensor.data_ptr() == self.pending.data_ptr()
+        return tensor is self.pending or (same and tensor.shape == self.pending.shape)
+
+    def _attend(
+        self,
+        fused: Callable[..., Tensor],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        if is_causal or enable_gqa or dropout_p or query.shape[-2] != key.shape[-2]:
+            # Not the self-attention of an image encoder: let it be as it is.
+            return fused(
+                query, key, value, attn_mask, dropout_p, is_causal,
+                scale=scale, enable_gqa=enable_gqa,
+            )  # fmt: skip
+        factor = query.shape[-1] ** -0.5 if scale is None else scale
+        scores = (query * factor) @ key.transpose(-2, -1)
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attn_mask, -torch.inf)
+        elif attn_mask is not None:
+            scores = scores + attn_mask
+        weights = scores.softmax(dim=-1)
+        out = weights @ value
+        with torch.no_grad():
+            check_output(self._name(), out, fused(query, key, value, attn_mask, scale=scale))
+        self._record(weights)
+        self.latest = weights
+        return out
+
+    def _multi_head(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Without asking for weights the function calls scaled_dot_product_attention: ours.
+
+        The weights that it would return are a view made after their use, which has no gradient.
+        """
+        wants_weights = kwargs.get("need_weights", True)
+        module = self.stack[-1] if self.stack else None
+        tokens = None
+        if module is not None and getattr(module.module, "batch_first", False):
+            # The module turned the sequence to the front; the tensor that it was given is kept, not
+            # a view of it, which would have no gradient.
+            tokens = next((v for v in module.values if isinstance(v, Tensor)), None)
+        fused = F.scaled_dot_product_attention
+
+        def explicit(*inner: Any, **named: Any) -> Tensor:
+            self.projected = tokens
+            return self._attend(fused, *inner, **named)
+
+        F.scaled_dot_product_attention = explicit
+        try:
+            out, _ = func(*args, **{**kwargs, "need_weights": False})
+        finally:
+            F.scaled_dot_product_attention = fused
+        weights, self.latest = self.latest, None
+        if not wants_weights or weights is None:
+            return out, None
+        return out, weights.mean(dim=1) if kwargs.get("average_attn_weights", True) else weights
+
+    def _name(self) -> str:
+        """Of the innermost running module that has parameters: the attention module."""
+        for running in reversed(self.stack):
+            if next(running.module.parameters(), None) is not None:
+                return running.name
+        return "the model"
+
+    def _record(self, weights: Tensor | None) -> None:
+        assert weights is not None
+        inputs = self.projected
+        expected = (weights.shape[0], weights.shape[-1])
+        known = inputs is not None and inputs.shape[:2] == expected
+        self.recorder.add(
+            self._name(), weights, lambda: self._layout(weights), lambda: inputs if known else None
+        )
+
+    def _layout(self, weights: Tensor) -> Layout:
+        block = next((r for r in reversed(self.stack) if hasattr(r.module, "shift_size")), None)
+        if block is not None:
+            return self._window_layout(block, weights)
+        if weights.shape[0] != self.recorder.batch:
+            raise CaptureError(
+                f"{self._name()} attends within {weights.shape[0] // self.recorder.batch} groups "
+                "of tokens per picture, and where these lie is not known for this kind of model."
+            )
+        (height, width), (y, x) = self.size, self.facts.patch
+        prefix = self.facts.prefix
+        for grid in ((height // y, width // x), (ceil_div(height, y), ceil_div(width, x))):
+            if len(prefix) + grid[0] * grid[1] == weights.shape[-1]:
+                return Layout("global", prefix, grid, self.facts.patch, self.size)
+        raise CaptureError(
+            f"{self._name()} has {weights.shape[-1]} tokens, but {len(prefix)} prefix tokens and "
+            f"patches of {y} x {x} pixels in a picture of {height} x {width} make another number: "
+            "where its tokens lie is not known."
+        )
+
+    def _window_layout(self, block: _Running, weights: Tensor) -> Layout:
+        windows = self.projected
+        if windows is None or windows.shape[:2] != (weights.shape[0], weights.shape[-1]):
+            raise CaptureError(f"{block.name}: what its queries were computed from was not seen.")
+        window = _pair(block.module.window_size)
+        full = _pair(block.module.shift_size)
+        for source in self._sources():
+            tokens, grid = source
+            single = [ceil_div(g, w) == 1 for g, w in zip(grid, window, strict=True)]
+            partial = (full[0] * (not single[0]), full[1] * (not single[1]))
+            for shift in dict.fromkeys((full, partial)):
+                for pad_first in (True, False):
+                    index = window_index(grid, window, shift, pad_first=pad_first)
+                    if _fits(tokens, windows, index):
+                        return self._placed(grid, window, shift, index)
+        raise CaptureError(
+            f"{block.name}: the order of its windows (size {window}, shift {full}) is none of "
+            "those that are known, so its tokens cannot be placed in the picture."
+        )
+
+    def _sources(self) -> Iterator[tuple[Tensor, Grid]]:
+        """Tokens of the first picture, row by row, that the windows may have been cut from."""
+        given = [(v, r) for r in reversed(self.stack) for v in r.values if isinstance(v, Tensor)]
+        for tensor in [self.normed, *(value for value, _ in given)]:
+            if tensor is None or tensor.shape[0] != self.recorder.batch:
+                continue
+            if tensor.ndim == 4:
+                yield tensor[0].flatten(0, 1), (tensor.shape[1], tensor.shape[2])
+            elif tensor.ndim == 3:
+                for grid in self._sizes(tensor.shape[1]):
+                    yield tensor[0], grid
+
+    def _sizes(self, tokens: int) -> Iterator[Grid]:
+        """Pairs of numbers that running modules were given and that make up so many tokens."""
+        for running in reversed(self.stack):
+            for value in running.values:
+                pair = isinstance(value, tuple | list) and len(value) == 2
+                if (
+                    pair
+                    and all(isinstance(v, int) for v in value)
+                    and value[0] * value[1] == tokens
+                ):
+                    yield int(value[0]), int(value[1])
+
+    def _placed(self, grid: Grid, window: Grid, shift: Grid, index: Tensor) -> Layout:
+        assert self.projected is not None
+        device = self.projected.device
+        # A merging halves the grid, rounding up, so the stride is a power of two of patches.
+        steps = 0
+        first = [size // patch for size, patch in zip(self.size, self.facts.patch, strict=True)]
+        while ceil_div(first[0], 2**steps) > grid[0] or ceil_div(first[1], 2**steps) > grid[1]:
+            steps += 1
+        allowed = shift_regions(grid, window, shift)
+        return windowed_layout(
+            grid,
+            (self.facts.patch[0] * 2**steps, self.facts.patch[1] * 2**steps),
+            self.size,
+            window=window,
+            shift=shift,
+            index=index.to(device),
+            allowed=None if allowed is None else allowed.to(device),
+        )
+
+
+def _fits(tokens: Tensor, windows: Tensor, index: Tensor) -> bool:
+    """Whether the windows of the first picture are its tokens in this order."""
+    if tokens.shape[-1] != windows.shape[-1] or windows.shape[1] != index.shape[1]:
+        return False
+    if windows.shape[0] % index.shape[0] or int(index.max()) + 1 != tokens.shape[0]:
+        return False
+    real = index >= 0
+    found = windows[: index.shape[0]].detach()[real]
+    return torch.equal(found, tokens.detach()[index[real]])
+
+
+def _pair(size: Any) -> Grid:
+    if isinstance(size, tuple | list):
+        return int(size[0]), int(size[1])
+    return int(size), int(size)

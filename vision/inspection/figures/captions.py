@@ -1,0 +1,91 @@
+"""The text beside a figure: what is drawn, how it was computed, and the command that drew it."""
+
+import hashlib
+import json
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vision.inspection.explain import Panel
+from vision.inspection.methods.catalogue import METHODS
+from vision.inspection.methods.requests import Request
+
+_RECORD = "Record"
+
+
+@dataclass(frozen=True)
+class Caption:
+    """What a reader must know to understand and repeat a figure."""
+
+    shows: str
+    """In a sentence or two."""
+    facts: tuple[tuple[str, str], ...] = ()
+    """Picture, model, layer, query, scale and so on, by name."""
+    methods: tuple[str, ...] = ()
+    """Each with its formula, options and reference."""
+
+    def with_facts(self, *facts: tuple[str, str]) -> "Caption":
+        """The same with more facts."""
+        return Caption(self.shows, (*self.facts, *facts), self.methods)
+
+    def text(self, record: str = "") -> str:
+        """As it is stored; `record` stands for everything that the figure depends on."""
+        lines = [*textwrap.wrap(self.shows, 100), ""]
+        for name, value in self.facts:
+            lines += textwrap.wrap(f"{name}: {value}", 100, subsequent_indent="  ")
+        if self.methods:
+            lines += ["", "Methods:"]
+            for method in self.methods:
+                lines += textwrap.wrap(method, 100, initial_indent="- ", subsequent_indent="  ")
+        if record:
+            lines += ["", f"{_RECORD}: {record}"]
+        return "\n".join(lines) + "\n"
+
+
+def method_lines(panels: Iterable[Panel]) -> tuple[str, ...]:
+    """A line on every method among the panels, each once."""
+    lines: dict[str, str] = {}
+    for panel in panels:
+        lines.setdefault(str(panel.request), _line(panel.request, panel))
+    return tuple(lines.values())
+
+
+def request_line(request: Request) -> str:
+    """A line on a method that no panel is at hand of."""
+    return _line(request, None)
+
+
+def _line(request: Request, panel: Panel | None) -> str:
+    about = METHODS[request.method]
+    options = {**about.options, **request.options}
+    parts = [f"{request.title}: {about.formula}"]
+    if panel is not None and panel.layer is not None:
+        parts.append(f"layer {panel.layer}")
+        options.pop("layer", None)
+    if panel is not None and panel.query is not None:
+        parts.append(f"query {panel.query}")
+    parts += [f"{name.replace('_', ' ')} {value}" for name, value in options.items()]
+    return f"{'; '.join(parts)}. {about.reference}."
+
+
+def record_of(settings: Mapping[str, Any], files: Sequence[Path]) -> str:
+    """A short code that changes with the settings and with the files that a figure depends on."""
+    stamps = []
+    for file in files:
+        found = file.stat() if file.exists() else None
+        stamps.append([str(file.resolve()), found and [found.st_size, found.st_mtime_ns]])
+    content = json.dumps([settings, stamps], sort_keys=True, default=str)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def stored_record(file: Path) -> str | None:
+    """The code in a caption that was written before; None if there is none."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    last = lines[-1] if lines else ""
+    name, _, code = last.partition(": ")
+    return code if name == _RECORD else None

@@ -1,0 +1,240 @@
+"""What kind of heads a model has and what it knows of positions, in one figure.
+
+The first row follows figure 7 of the ViT paper (Dosovitskiy et al., ICLR 2021).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor, nn
+
+from vision.inspection.capture.capture import capture
+from vision.inspection.figures.captions import Caption
+from vision.inspection.figures.drawing import ACCENT, Array, Drawing, Style, new_figure
+from vision.inspection.figures.parts import bare
+from vision.inspection.trust.diagnostics import (
+    HeadStatistics,
+    head_statistics,
+    patch_filters,
+    position_similarity,
+    positionality,
+    relative_biases,
+)
+
+LABELS = {
+    "distance": "attention distance, pixels",
+    "entropy": "entropy, nats",
+    "prefix_mass": "share on prefix tokens",
+    "self_mass": "share on the patch itself",
+    "padding_mass": "share on padding",
+    "wrapped_mass": "share across the picture's edge",
+    "content": "heed to content, nats",
+}
+NAMES = ("distance", "entropy", "prefix_mass", "self_mass", "padding_mass", "wrapped_mass")
+
+
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """The statistics of every head, means over pictures."""
+
+    layers: tuple[str, ...]
+    values: dict[str, list[Array]]
+    """By name of the statistic and layer: (h)."""
+    pictures: int
+
+    def table(self) -> list[dict[str, float | int | str]]:
+        """A row for each head."""
+        rows: list[dict[str, float | int | str]] = []
+        for i, layer in enumerate(self.layers):
+            for h in range(len(self.values["distance"][i])):
+                numbers = {name: float(values[i][h]) for name, values in self.values.items()}
+                rows.append({"layer": layer, "head": h, **numbers})
+        return rows
+
+
+def gather_heads(model: nn.Module, batches: Iterable[Tensor]) -> Heads:
+    """The statistics of heads over batches of pictures (b channels height width)."""
+    sums: list[dict[str, Tensor]] = []
+    content: list[Array] = []
+    layers: tuple[str, ...] = ()
+    count = 0
+    for images in batches:
+        captured = capture(model, images)
+        found = head_statistics(captured)
+        if not content and (len(images) > 1 or relative_biases(model)):
+            content = [p.double().mean(0).cpu().numpy() for p in positionality(captured, model)]
+        layers = tuple(layer.name for layer in found)
+        sums = sums or [{} for _ in found]
+        for total, layer in zip(sums, found, strict=True):
+            _add(total, layer)
+        count += len(images)
+    if count == 0:
+        raise ValueError("There are no pictures to take statistics of.")
+    values = {name: [(total[name] / count).numpy() for total in sums] for name in NAMES}
+    if content:
+        values["content"] = content
+    return Heads(layers, values, count)
+
+
+def _add(total: dict[str, Tensor], layer: HeadStatistics) -> None:
+    for name in NAMES:
+        value = getattr(layer, name).double().sum(0).cpu()
+        total[name] = total.get(name, torch.zeros_like(value)) + value
+
+
+def diagnostics(
+    model: nn.Module, heads: Heads, *, name: str, style: Style | None = None
+) -> Drawing:
+    """Filters, positions and distances above; entropy, prefix and self mass below."""
+    style = style or Style()
+    numbers: dict[str, Array] = {}
+    with new_figure(style, 9.6, 6.2) as figure:
+        grid = figure.subplots(2, 3)
+        what = [
+            _filters(grid[0, 0], model, numbers),
+            _positions(grid[0, 1], model, numbers),
+        ]
+        below = _below(heads)
+        _scatter(grid[0, 2], heads, "distance", LABELS["distance"])
+        for axes, key in zip(grid[1], below, strict=True):
+            _scatter(axes, heads, key, LABELS[key])
+        if not style.paper:
+            figure.suptitle(
+                f"The heads of {name} (pictures: {heads.pictures})",
+                x=0.01, ha="left", fontsize=style.size * 1.15, weight="bold",
+            )  # fmt: skip
+    numbers |= {
+        f"{key}_layer{i}": v for key, layers in heads.values.items() for i, v in enumerate(layers)
+    }
+    caption = Caption(
+        shows=f"Above: {what[0]}; {what[1]}; and how far every head looks on average. Below: "
+        f"{'; '.join(LABELS[key] for key in below)}. One dot for each head, a line for the means.",
+        facts=(
+            ("Pictures", str(heads.pictures)),
+            ("Layers", ", ".join(heads.layers)),
+            ("Distance", "between the centres of patches; weights over patches made to sum to 1"),
+            (
+                "Content",
+                "KL divergence of attention from what positions alone would give (softmax of the "
+                "bias; without one, the mean over the pictures of the first batch); 0 is a head "
+                "that pays no heed to content",
+            ),
+        ),
+        methods=("Figure 7 of Dosovitskiy et al., ICLR 2021; Swin's bias: Liu et al., ICCV 2021.",),
+    )
+    return Drawing(figure, style, caption, numbers)
+
+
+def _below(heads: Heads) -> list[str]:
+    """What is drawn below: entropy, and two that say something of this model."""
+    mass = ["prefix_mass", "padding_mass", "wrapped_mass"]
+    some = [key for key in mass if max(float(v.max()) for v in heads.values[key]) > 1e-3]
+    rest = [*some, *(["content"] if "content" in heads.values else []), "self_mass", "padding_mass"]
+    return ["entropy", *list(dict.fromkeys(rest))[:2]]
+
+
+def heads_figure(heads: Heads, *, name: str, style: Style | None = None) -> Drawing:
+    """Only what changes while a model learns: distance, entropy, mass on prefix tokens."""
+    style = style or Style()
+    with new_figure(style, 9.6, 3.1) as figure:
+        grid = figure.subplots(1, 3)
+        _scatter(grid[0], heads, "distance", "attention distance, pixels")
+        _scatter(grid[1], heads, "entropy", "entropy, nats")
+        _scatter(grid[2], heads, "self_mass", "share on the patch itself")
+        figure.suptitle(name, x=0.01, ha="left", fontsize=style.size * 1.15, weight="bold")
+    caption = Caption(
+        shows="How far every head looks, how spread its attention is, and how much stays on the "
+        "asking patch. One dot for each head.",
+        facts=(("Pictures", str(heads.pictures)), ("Layers", ", ".join(heads.layers))),
+    )
+    return Drawing(figure, style, caption, {
+        f"{key}_layer{i}": v for key, layers in heads.values.items() for i, v in enumerate(layers)
+    })  # fmt: skip
+
+
+def _scatter(axes: Axes, heads: Heads, what: str, label: str) -> None:
+    """A dot for each head over its layer, and a line through the means."""
+    values = heads.values[what]
+    for i, layer in enumerate(values):
+        spread = np.linspace(-0.18, 0.18, len(layer)) if len(layer) > 1 else np.zeros(1)
+        axes.scatter(i + spread, layer, s=12, color=ACCENT, alpha=0.75, linewidths=0)
+    means = [float(layer.mean()) for layer in values]
+    axes.plot(range(len(values)), means, color="#d1495b", linewidth=1, zorder=0)
+    axes.set_xlabel("layer")
+    axes.set_ylabel(label)
+    axes.set_ylim(0, 1.08 * max(float(v.max()) for v in values) or 1.0)
+    axes.locator_params(axis="x", integer=True, nbins=12)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _filters(axes: Axes, model: nn.Module, numbers: dict[str, Array]) -> str:
+    """Principal components of the filters that embed patches, as tiles."""
+    conv = next(m for m in model.modules() if isinstance(m, nn.Conv2d))
+    most = min(28, *conv.weight.flatten(1).shape)
+    filters = patch_filters(model, most).cpu().numpy()
+    numbers["filters"] = filters
+    low = filters.min(axis=(1, 2, 3), keepdims=True)
+    high = filters.max(axis=(1, 2, 3), keepdims=True)
+    tiles = ((filters - low) / np.maximum(high - low, 1e-12)).transpose(0, 2, 3, 1)
+    tiles = np.repeat(tiles, 3, axis=3) if tiles.shape[3] == 1 else tiles[..., :3]
+    axes.imshow(_mosaic(tiles, 7), interpolation="nearest")
+    bare(axes)
+    axes.set_title(f"patch filters, {most} components")
+    return f"the first {most} principal components of the filters that embed patches"
+
+
+def _positions(axes: Axes, model: nn.Module, numbers: dict[str, Array]) -> str:
+    """Similarity of position embeddings, or the bias by relative position, or nothing."""
+    bare(axes)
+    biases = relative_biases(model)
+    if biases:
+        tables = [table.float().cpu().numpy() for table in biases.values()]
+        numbers |= {f"bias_{name}": t for name, t in zip(biases, tables, strict=True)}
+        alike = [t for t in tables if t.shape[1:] == tables[0].shape[1:]]  # of the same window
+        shown = alike[0] if len(alike) == 1 else np.concatenate([alike[0], alike[-1]])
+        shown = shown[:36]
+        size = float(np.abs(shown).max()) or 1.0
+        mosaic = _mosaic(shown[..., None], max(3, int(np.ceil(len(shown) ** 0.5))))[..., 0]
+        drawn = axes.imshow(mosaic, cmap="PuOr_r", vmin=-size, vmax=size, interpolation="nearest")
+        axes.figure.colorbar(drawn, ax=axes, shrink=0.8, aspect=20)
+        axes.set_title("bias by relative position")
+        return (
+            "the bias by relative position (query minus key) of every head of the first block and "
+            "of the last one with the same window"
+        )
+    try:
+        similar = position_similarity(model)
+    except ValueError:
+        axes.set_title("no table of positions")
+        return "(the model adds no position embedding)"
+    values = similar.cpu().numpy()
+    numbers["position_similarity"] = values
+    rows, columns = _some(values.shape[0]), _some(values.shape[1])
+    tiles = values[np.ix_(rows, columns)].reshape(-1, *values.shape[2:], 1)
+    mosaic = _mosaic(tiles, len(columns))[..., 0]
+    drawn = axes.imshow(mosaic, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
+    axes.figure.colorbar(drawn, ax=axes, shrink=0.8, aspect=20)
+    axes.set_title("similarity of positions")
+    return "the cosine similarity of each position embedding with all others"
+
+
+def _some(number: int, most: int = 7) -> Array:
+    """At most so many of the rows, evenly spread."""
+    return np.unique(np.linspace(0, number - 1, min(number, most)).round().astype(int))
+
+
+def _mosaic(tiles: Array, columns: int) -> Array:
+    """Tiles (n height width channels) in rows, with gaps that stay empty."""
+    number, height, width, channels = tiles.shape
+    gap = max(1, width // 12)
+    rows = -(-number // columns)
+    shape = (rows * (height + gap) - gap, columns * (width + gap) - gap, channels)
+    canvas = np.full(shape, np.nan if channels == 1 else 1.0)
+    for i, tile in enumerate(tiles):
+        top, left = i // columns * (height + gap), i % columns * (width + gap)
+        canvas[top : top + height, left : left + width] = tile
+    return canvas

@@ -1,0 +1,138 @@
+"""The window microscope: one patch of a Swin, through all its blocks."""
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from vision.config import ConfigError
+from vision.inspection.capture.captured import Captured, LayerAttention
+from vision.inspection.capture.layout import Cell, Layout
+from vision.inspection.explain import Pixels
+from vision.inspection.figures.captions import Caption
+from vision.inspection.figures.drawing import Array, Drawing, Style, colour_limit, new_figure
+from vision.inspection.figures.heads import GAMMA, attention_row
+from vision.inspection.figures.parts import colour_bar, note, outline, show_map
+
+COLUMNS = 6
+LINES, QUERY, MASKED = "#ffffff", "#4cc9f0", "#ffffff"
+
+
+def microscope(
+    captured: Captured,
+    pixels: Pixels,
+    place: tuple[int, int],
+    *,
+    style: Style | None = None,
+    percentile: float = 100.0,
+) -> Drawing:
+    """The stitched attention of the patch at a pixel (row, column) in every block.
+
+    White lines are windows as they lie in the picture; cells that share the query's window but are
+    masked from it, because a shift brought them together from opposite edges, are hatched.
+    """
+    if not captured.windowed:
+        raise ConfigError(
+            f"figures: {captured.model} has no windows, so there is no microscope; use queries."
+        )
+    style = style or Style()
+    maps = [attention_row(layer, layer.layout.cell_at(place)) for layer in captured.layers]
+    limit, beyond = colour_limit(maps, percentile)
+    columns = min(COLUMNS, len(maps))
+    rows = -(-len(maps) // columns)
+    ratio = pixels.shape[0] / pixels.shape[1]
+    tile = 1.8
+    width = tile * columns + 0.1
+    # A row has words above and below its maps; the figure a title, and a scale with its label.
+    # Words do not shrink with a figure that is made narrower.
+    size = style.size * (1.0 if style.width is None else width / style.width)
+    height = (tile * ratio + 0.052 * size) * rows + (0.062 if style.paper else 0.085) * size
+    with new_figure(style, width, height, apart=0.05) as figure:
+        grid = figure.subplots(rows, columns, squeeze=False)
+        for axes in grid.flat[len(maps) :]:
+            axes.set_visible(False)
+        for axes, layer, values in zip(grid.flat, captured.layers, maps, strict=False):
+            _block(axes, layer, values, limit, pixels, place, style)
+        used = list(grid.flat[: len(maps)])
+        label = "× uniform in the window"
+        colour_bar(figure, used, limit, beyond, label=label, gamma=GAMMA, share=0.5, aspect=40)
+        if not style.paper:
+            figure.suptitle(
+                f"One patch through the windows of {captured.model}",
+                x=0.006, ha="left", fontsize=style.size * 1.15, weight="bold",
+            )  # fmt: skip
+    caption = Caption(
+        shows="The attention of one patch in every block, mean over heads, put back into the "
+        "picture: windows are outlined in white where they lie, their shift undone; what shares a "
+        "window with the query but is masked from it is hatched; the query is framed in blue.",
+        facts=(
+            ("Query", f"the patch at pixel {place} (row, column)"),
+            ("Layers", ", ".join(_described(layer) for layer in captured.layers)),
+            (
+                "Scale",
+                "multiples of uniform attention over the keys of the query; colours follow the "
+                f"square root of the value and end at {limit:.3g}; cells are shown as they are",
+            ),
+        ),
+        methods=(
+            "Window attention: softmax(q kᵀ / √d + bias), mean over heads. Liu et al., ICCV 2021.",
+        ),
+    )
+    numbers = {f"layer{layer.number}": m for layer, m in zip(captured.layers, maps, strict=True)}
+    return Drawing(figure, style, caption, {"picture": pixels, **numbers})
+
+
+def _block(
+    axes: Axes,
+    layer: LayerAttention,
+    values: Array,
+    limit: float,
+    pixels: Pixels,
+    place: tuple[int, int],
+    style: Style,
+) -> None:
+    layout = layer.layout
+    cell = layout.cell_at(place)
+    shown = _cut(np.kron(values, np.ones(layout.stride)), layout)
+    show_map(axes, pixels, shown, limit, gamma=GAMMA)
+    masked = layout.masked(cell).cpu().numpy()
+    for y, x in np.argwhere(masked):
+        top, left, bottom, right = layout.box((int(y), int(x)))
+        axes.add_patch(
+            Rectangle(
+                (left, top), right - left, bottom - top,
+                fill=False, hatch="/////", edgecolor=MASKED, linewidth=0, alpha=0.6,
+            )
+        )  # fmt: skip
+    for top, left, bottom, right in layout.outlines():
+        box = (top * layout.stride[0], left * layout.stride[1])
+        corner = (bottom * layout.stride[0], right * layout.stride[1])
+        height, width = layout.image_size
+        outline(axes, (*box, min(corner[0], height), min(corner[1], width)), LINES, 0.6)
+    outline(axes, layout.box(cell), QUERY, 1.6)
+    axes.set_title(f"block {layer.number}", loc="left")
+    note(axes, _facts(layer, cell), style)
+
+
+def _cut(values: Array, layout: Layout) -> Array:
+    """Without what lies beyond the picture."""
+    height, width = layout.image_size
+    return values[:height, :width]
+
+
+def _facts(layer: LayerAttention, cell: Cell) -> str:
+    layout = layer.layout
+    grid = f"{layout.grid[0]} × {layout.grid[1]} cells"
+    shifted = layout.shift is not None and any(layout.shift)
+    words = f"{grid}, shifted by {layout.shift[0]}" if shifted and layout.shift else grid
+    on_cells = float(layer.row(cell)[0].sum(-1).mean())
+    if on_cells < 0.9995:
+        words += f", {1 - on_cells:.0%} on padding"
+    return words
+
+
+def _described(layer: LayerAttention) -> str:
+    shift = layer.layout.shift
+    moved = f", shift {shift[0]} × {shift[1]}" if shift is not None and any(shift) else ""
+    window = layer.layout.window
+    assert window is not None
+    return f"{layer.name} (window {window[0]} × {window[1]}{moved})"

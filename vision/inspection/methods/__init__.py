@@ -1,0 +1,1 @@
+"""Attention methods: from a capture to one map per image."""

@@ -1,0 +1,155 @@
+"""What the last tokens say: class activation maps, principal components, norms.
+
+Axes: b batch · n tokens · c width · k components · y, x rows and columns of cells.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from vision.inspection.capture.captured import Captured, CaptureError
+
+
+@dataclass(frozen=True, eq=False)
+class NormMap:
+    """The length of each cell's token before the final norm."""
+
+    norms: Tensor
+    """(b y x)"""
+    outliers: Tensor
+    """Cells above `limit`: (b y x), true or false."""
+    limit: Tensor
+    """Median + 6 × median absolute deviation of the cells of each picture: (b)."""
+    prefix: dict[str, Tensor]
+    """The norms of prefix tokens: (b) each."""
+
+
+def last_tokens(captured: Captured) -> Tensor:
+    """The tokens before the final norm, or an error."""
+    if captured.tokens is None:
+        raise ValueError(
+            f"The last tokens of {captured.model} could not be captured: which of its modules is "
+            "the final norm is not known."
+        )
+    return captured.tokens
+
+
+def norm_map(captured: Captured, deviations: float = 6.0) -> NormMap:
+    """‖x‖ of each cell's last token before the final norm, which would hide outliers.
+
+    Tokens of outlying norm carry global information instead of their patch's ("Vision Transformers
+    Need Registers", Darcet et al., ICLR 2024).
+    """
+    norms = last_tokens(captured).float().norm(dim=-1)
+    cells = captured.layout.to_grid(norms)
+    flat = cells.flatten(1)
+    median = flat.median(dim=1).values
+    deviation = (flat - median[:, None]).abs().median(dim=1).values
+    limit = median + deviations * deviation
+    outliers = cells > limit[:, None, None]
+    return NormMap(cells, outliers, limit, captured.layout.prefix_values(norms))
+
+
+def feature_components(captured: Captured, components: int = 3) -> Tensor:
+    """Principal components of the cells' last tokens, joint over the batch: (b y x k).
+
+    Each has mean 0 over the batch; the entry of largest size is positive, so that equal inputs give
+    equal pictures.
+    """
+    tokens = last_tokens(captured)[:, len(captured.layout.prefix) :].float()
+    norm = captured.ending.norm
+    if norm is not None and not captured.ending.norm_after:
+        with torch.no_grad():
+            tokens = norm(tokens.to(_dtype(norm))).float()
+    flat = rearrange(tokens, "b n c -> (b n) c")
+    if not 1 <= components <= min(flat.shape):
+        raise ValueError(
+            f"components must be from 1 to {min(flat.shape)} for {flat.shape[0]} tokens of width "
+            f"{flat.shape[1]}, found {components}."
+        )
+    left, sizes, _ = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False)
+    values = left[:, :components] * sizes[:components]
+    largest = values.gather(0, values.abs().argmax(dim=0, keepdim=True))
+    values = values * largest.sign()
+    return rearrange(values, "(b y x) k -> b y x k", b=captured.batch, y=captured.layout.grid[0])
+
+
+def logit_parts(captured: Captured, classes: Tensor, *, centred: bool) -> Tensor:
+    """How much each cell adds to the logits of one class per picture (b): (b y·x), exactly.
+
+    A linear head on a mean of tokens is a sum over tokens: y = Σ_j w · norm(x_j) / n + b. Where the
+    norm follows the pooling its scale is that of the pooled token. centred: relative to the mean
+    over all classes, which takes away what speaks for every class alike.
+    """
+    head = _pooled_head(captured)
+    parts = _parts(captured, head, head.weight[classes])
+    _check_sum(captured, head, parts, classes)
+    if not centred:
+        return parts
+    return parts - _parts(captured, head, head.weight.mean(dim=0).expand(len(classes), -1))
+
+
+def cam_seed(captured: Captured, classes: Tensor) -> Tensor:
+    """The cells that speak for a class, as shares that sum to 1: (b 1 y·x).
+
+    All zero for a picture none of whose cells does.
+    """
+    parts = logit_parts(captured, classes, centred=True).clamp_min(0)
+    total = parts.sum(dim=-1, keepdim=True)
+    shares = parts / total.masked_fill(total == 0, 1)
+    prefix = shares.new_zeros(len(shares), len(captured.layout.prefix))
+    return torch.cat([prefix, shares], dim=1)[:, None]
+
+
+def _pooled_head(captured: Captured) -> nn.Linear:
+    ending = captured.ending
+    if ending.pool != "mean" or ending.head is None or ending.norm is None:
+        raise ValueError(
+            f"A class activation map needs a linear head on the mean of the tokens; "
+            f"{captured.model} pools: {ending.pool}. Use a gradient method instead."
+        )
+    return ending.head
+
+
+def _parts(captured: Captured, head: nn.Linear, direction: Tensor) -> Tensor:
+    """Each cell's part of w · pooled, without the constant: (b y·x). direction: (b c)."""
+    tokens = last_tokens(captured)[:, len(captured.layout.prefix) :]
+    norm = captured.ending.norm
+    assert norm is not None
+    with torch.no_grad():
+        after = captured.ending.norm_after
+        tokens = _normed_as_pooled(norm, tokens) if after else norm(tokens)
+        return torch.einsum("bnc,bc->bn", tokens, direction.to(tokens.dtype)) / tokens.shape[1]
+
+
+def _normed_as_pooled(norm: nn.Module, tokens: Tensor) -> Tensor:
+    """Tokens whose mean is the normed mean: but for its scale a LayerNorm is linear."""
+    if not isinstance(norm, nn.LayerNorm):
+        raise ValueError(f"A final {type(norm).__name__} after the pooling cannot be split.")
+    pooled = tokens.mean(dim=1, keepdim=True)
+    scale = (pooled.var(dim=-1, keepdim=True, unbiased=False) + norm.eps).rsqrt()
+    out = (tokens - tokens.mean(dim=-1, keepdim=True)) * scale
+    if norm.weight is not None:
+        out = out * norm.weight
+    return out if norm.bias is None else out + norm.bias
+
+
+def _check_sum(captured: Captured, head: nn.Linear, parts: Tensor, classes: Tensor) -> None:
+    """Parts and bias make up the logit that the model gave."""
+    assert captured.logits is not None
+    total = parts.sum(dim=1)
+    if head.bias is not None:
+        total = total + head.bias.detach()[classes]
+    logits = captured.logits.gather(1, classes[:, None])[:, 0]
+    apart = (total - logits).abs().max().item()
+    if not apart <= 1e-3 * max(1.0, logits.abs().max().item()):
+        raise CaptureError(
+            f"The parts of the logit do not make it up (off by {apart:.2g}): {captured.model} does "
+            "more between its last norm and its head than take a mean."
+        )
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    return next((p.dtype for p in module.parameters()), torch.float32)

@@ -1,0 +1,1 @@
+"""Scores of attention maps, and diagnostics of heads and positions."""

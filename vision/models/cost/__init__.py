@@ -1,0 +1,1 @@
+"""Cost of a model: parameters, multiply-adds, memory, attention matrices."""

@@ -1,0 +1,226 @@
+"""The groups of modules that a model consists of, and what they compute and keep for an image.
+
+The model runs on tensors that have shapes but no contents, which takes hardly any memory or time.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, UntypedStorage, nn
+from torch.func import functional_call
+
+from vision.models.cost.fake_tensors import Fakes, storage_of
+from vision.models.layers import Derived
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Modules of a model that are counted together."""
+
+    name: str
+    modules: tuple[str, ...]
+    stage: int | None = None
+    """Of a model that has stages, counted from 1."""
+    blocks: int = 0
+    """Number of blocks, if this is a list of them."""
+
+
+class Matrices(NamedTuple):
+    """The attention matrices of one image."""
+
+    windows: int
+    heads: int
+    queries: int
+    keys: int
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What a group of modules has and does, for one image."""
+
+    parameters: int
+    macs: int
+    activation_bytes: int
+    input: Shape
+    """Shape, without the batch, of what its first module is given; empty if it is not a tensor."""
+    output: Shape
+    """Shape of what its last module returns."""
+    attention: Matrices | None
+    """Of the last module that attends."""
+
+
+def groups_of(model: nn.Module) -> list[Group]:
+    """Every list of blocks is a group, and so is every module between them. What comes before the
+    first list is the embedding, what comes after the last is norm and head. Where there is no list
+    (timm has modules instead that run all blocks), every module is a group.
+    """
+    path, children = "", list(model.named_children())
+    while len(children) == 1:  # a wrapper, as around a model of timm
+        ((name, model),) = children
+        path, children = f"{path}{name}.", list(model.named_children())
+    groups = list(_children(model, path))
+    lists = [i for i, group in enumerate(groups) if group.blocks]
+    if not lists:
+        return groups
+    first, last = lists[0], lists[-1] + 1
+    ends = groups[:first], groups[last:]
+    before, after = (tuple(name for group in end for name in group.modules) for end in ends)
+    return [Group("embedding", before), *groups[first:last], Group("norm and head", after)]
+
+
+def _children(module: nn.Module, path: str, stage: int | None = None) -> Iterator[Group]:
+    for name, child in module.named_children():
+        if isinstance(child, Derived):
+            continue  # nothing but tables
+        if not isinstance(child, nn.ModuleList):
+            yield Group(name, (path + name,), stage)
+        elif any(isinstance(part, nn.ModuleList) for entry in child for part in entry.children()):
+            for i, entry in enumerate(child):
+                yield from _children(entry, f"{path}{name}.{i}.", stage=i + 1)
+        else:
+            blocks = tuple(f"{path}{name}.{i}" for i in range(len(child)))
+            yield Group(f"{len(child)} blocks", blocks, stage, blocks=len(child))
+
+
+def trace(model: nn.Module, groups: list[Group], image: Shape) -> list[Traced]:
+    """What each group does in a training step on images (channels height width). The model is on
+    `meta`. What is computed between two groups counts with the former one.
+
+    Two batches are run: their difference is due to one image, and what remains is shared by all
+    images of a batch.
+    """
+    # Not batches of one and two: of one image fewer layouts need a copy, and batch norm refuses it.
+    two, three = (_Step(model.train(), groups, images) for images in (2, 3))
+    with torch.enable_grad():
+        two.run(image)
+        three.run(image)
+    parameters = _parameters(model, groups)
+    return [
+        Traced(
+            parameters[i],
+            macs=2 * two.macs[i] - three.macs[i],
+            activation_bytes=three.kept[i] - two.kept[i],
+            input=two.inputs.get(i, ()),
+            output=two.outputs.get(i, ()),
+            attention=two.attention.get(i),
+        )
+        for i in range(len(groups))
+    ]
+
+
+def _parameters(model: nn.Module, groups: list[Group]) -> Counter[int]:
+    """Parameters of each group; those of no group, such as tokens, count with the first one."""
+    home = {name: i for i, group in enumerate(groups) for name in group.modules}
+    counts: Counter[int] = Counter()
+    for name, parameter in model.named_parameters():
+        path = name.split(".")
+        modules = (".".join(path[:end]) for end in range(1, len(path)))
+        counts[next((home[m] for m in modules if m in home), 0)] += parameter.numel()
+    return counts
+
+
+class _Step:
+    """The forward pass of a training step, and what each group, by number, does in it."""
+
+    def __init__(self, model: nn.Module, groups: list[Group], images: int) -> None:
+        self.model, self.groups, self.images = model, groups, images
+        self.macs: Counter[int] = Counter()
+        self.kept: Counter[int] = Counter()
+        """Bytes of storages that autograd keeps, each in the group that keeps it first."""
+        self.inputs: dict[int, Shape] = {}
+        self.outputs: dict[int, Shape] = {}
+        self.attention: dict[int, Matrices] = {}
+        self._group, self._inside = 0, False
+        self._storages: set[UntypedStorage] = set()
+        """All that are kept. They live as long as this, so that none is taken for another."""
+        self._between: list[UntypedStorage] = []
+        """Those that are kept since a module ended."""
+
+    def run(self, image: Shape) -> None:
+        """Run the model on a batch of images of this shape; can be done once."""
+        fakes = Fakes(self._see)
+        state = {name: fakes.wrap(tensor) for name, tensor in self.model.named_parameters()}
+        state |= {name: fakes.wrap(tensor) for name, tensor in self.model.named_buffers()}
+        batch = fakes.wrap(torch.empty(self.images, *image, device="meta"))
+        handles = []
+        for i, group in enumerate(self.groups):
+            for module in map(self.model.get_submodule, group.modules):
+                handles.append(module.register_forward_pre_hook(partial(self._begin, i)))
+                handles.append(module.register_forward_hook(partial(self._end, i)))
+        with torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor):
+            functional_call(self.model, state, (batch,))
+        self._assign(self._group, ())
+        for handle in handles:
+            handle.remove()
+
+    def _see(self, operation: Any, args: Any, result: Any) -> None:
+        """Count the products of an operation, and note the shape of attention matrices."""
+        self.macs[self._group] += _macs(operation, args, result)
+        if operation is FUSED_ATTENTION:
+            q, k = args[:2]
+            shape = *q.shape[:3], k.shape[2]
+        elif operation in SOFTMAX and result.ndim == 4:
+            shape = result.shape
+        else:
+            return
+        windows, heads, queries, keys = shape
+        self.attention[self._group] = Matrices(windows // self.images, heads, queries, keys)
+
+    def _begin(self, group: int, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._assign(group, {storage_of(x) for x in args if isinstance(x, Tensor)})
+        self._group, self._inside = group, True
+        self.inputs.setdefault(group, _shape(args[0]) if args else ())
+
+    def _end(self, group: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._inside = False
+        self.outputs[group] = _shape(output)
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        storage = storage_of(tensor)
+        if storage not in self._storages:
+            self._storages.add(storage)
+            if self._inside:
+                self.kept[self._group] += storage.nbytes()
+            else:
+                self._between.append(storage)
+        return tensor
+
+    def _assign(self, following: int, inputs: Collection[UntypedStorage]) -> None:
+        """Count what is kept between two modules: with the former one, unless it is the input of
+        the following one, which is then kept in order to run that one again.
+        """
+        for storage in self._between:
+            self.kept[following if storage in inputs else self._group] += storage.nbytes()
+        self._between.clear()
+
+
+FUSED_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+SOFTMAX = (torch.ops.aten._softmax, torch.ops.aten._safe_softmax)
+
+
+def _macs(operation: Any, args: Any, result: Any) -> int:
+    """Multiply-adds of an operation if it is a matrix product, else 0."""
+    aten = torch.ops.aten
+    if operation in (aten.mm, aten.bmm):
+        return result.numel() * args[0].shape[-1]
+    if operation in (aten.addmm, aten.baddbmm):
+        return result.numel() * args[1].shape[-1]
+    if operation is FUSED_ATTENTION:
+        q, k, v = args[:3]
+        return q.shape[:3].numel() * k.shape[2] * (q.shape[3] + v.shape[3])
+    if operation is aten.convolution:
+        images, weight, *_ = args
+        transposed = args[6]
+        # A kernel is applied for every pixel of the result; transposed, for every pixel given.
+        return (images if transposed else result).numel() * weight.shape[1:].numel()
+    return 0
+
+
+def _shape(x: Any) -> Shape:
+    return tuple(x.shape[1:]) if isinstance(x, Tensor) else ()

@@ -1,0 +1,1 @@
+"""Position encodings: added to tokens, rotary, and relative biases."""

@@ -1,0 +1,1 @@
+"""Many runs: sweeps, clusters, comparison of results."""

@@ -1,0 +1,208 @@
+"""Runs side by side: those that differ only in their seed are one group, with mean and std."""
+
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from vision.config import ConfigError, suggest
+from vision.sweeps.results import Result, Select, Split, evaluations, read_result
+from vision.training.run.run_folder import LOWER_IS_BETTER, Run
+
+FEW = 4
+"""So many settings of one part (model, optimizer, …) that differ are all shown."""
+ABSENT = "–"
+"""Of a setting that a run does not have, because its model is of another kind."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ only in their seed."""
+
+    runs: tuple[Result, ...]
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What the runs have in common."""
+        return self.runs[0].settings
+
+    @property
+    def complete(self) -> bool:
+        """Whether the numbers are those of finished runs."""
+        return any(run.finished for run in self.runs)
+
+    @cached_property
+    def counted(self) -> list[Result]:
+        """The finished runs; if there is none, those that have been evaluated at all."""
+        with_value = [run for run in self.runs if run.value is not None]
+        return [run for run in with_value if run.finished or not self.complete]
+
+    @property
+    def values(self) -> list[float]:
+        """The metric in each run that is counted."""
+        return [run.value for run in self.counted if run.value is not None]
+
+    @property
+    def mean(self) -> float | None:
+        """Of the metric over the runs that are counted."""
+        return statistics.fmean(self.values) if self.values else None
+
+    @property
+    def std(self) -> float | None:
+        """Of the sample (divided by n − 1); a single run has none."""
+        if len(self.values) < 2 or not all(map(math.isfinite, self.values)):
+            return None
+        return statistics.stdev(self.values)
+
+    @property
+    def seconds(self) -> float | None:
+        """Mean time of the runs that are counted."""
+        known = [run.seconds for run in self.counted if run.seconds is not None]
+        return statistics.fmean(known) if known else None
+
+    @property
+    def parameters(self) -> int | None:
+        """Of the model."""
+        return next((run.parameters for run in self.runs if run.parameters is not None), None)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A setting that differs between groups, and those that follow from it in all groups."""
+
+    key: str
+    others: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Groups from best to worst, and what is to be said about them."""
+
+    metric: str
+    split: Split
+    select: Select
+    groups: tuple[Group, ...]
+    differing: tuple[str, ...]
+    """Every setting that differs between groups."""
+    columns: tuple[Column, ...]
+    """The same, with those in one column that differ together, where there are many."""
+    notes: tuple[str, ...]
+
+    def best(self) -> list[Group]:
+        """The groups with the best mean among those that have finished runs; several if equal."""
+        ranked = [g for g in self.groups if g.complete and g.mean is not None]
+        if len(ranked) < 2:
+            return []
+        return [g for g in ranked if g.mean == ranked[0].mean]
+
+
+def compare(runs: Iterable[Path], metric: str, split: Split, select: Select) -> Comparison:
+    """Group runs by the settings that matter, and their results in a metric."""
+    results, metrics = [], set[str]()
+    for folder in runs:
+        run = Run(folder)
+        events = evaluations(run)
+        metrics |= {key for event in events for key in event} - {"step", "split"}
+        results.append(read_result(run, events, metric, split, select))
+    if all(result.value is None for result in results):
+        raise ConfigError(_no_values(results, metrics, metric, split))
+    by_settings: dict[str, list[Result]] = {}
+    for result in results:
+        key = json.dumps(result.settings, sort_keys=True)
+        by_settings.setdefault(key, []).append(result)
+    groups = [Group(tuple(sorted(g, key=lambda r: r.seed))) for g in by_settings.values()]
+    groups.sort(key=lambda group: _rank(metric, group))
+    differing = _differing(groups)
+    columns = _columns(groups, differing)
+    return Comparison(
+        metric,
+        split,
+        select,
+        tuple(groups),
+        tuple(differing),
+        tuple(columns),
+        tuple(_notes(groups, columns)),
+    )
+
+
+def _rank(metric: str, group: Group) -> tuple[bool, bool, float]:
+    """Finished before unfinished, measured before unmeasured, then by the mean."""
+    mean = group.mean
+    if mean is None or math.isnan(mean):
+        return (not group.complete, True, 0.0)
+    return (not group.complete, False, mean if metric in LOWER_IS_BETTER else -mean)
+
+
+def _no_values(results: Sequence[Result], metrics: set[str], metric: str, split: Split) -> str:
+    folders = ", ".join(str(result.folder) for result in results[:3])
+    more = f" and {len(results) - 3} more" if len(results) > 3 else ""
+    if not metrics:
+        return f"runs: none has been evaluated yet: {folders}{more}."
+    if metric not in metrics:
+        return f"metric: no run has '{metric}'. {suggest(metric, metrics)}"
+    return f"split: no run has evaluations of '{split}'; runs with an average (ema) have val_ema."
+
+
+def _differing(groups: Sequence[Group]) -> list[str]:
+    """Settings that are not the same in all groups, in the order of the config."""
+    keys = dict.fromkeys(key for group in groups for key in group.settings)
+    return [key for key in keys if len({_value(group, key) for group in groups}) > 1]
+
+
+def _value(group: Group, key: str) -> str:
+    return json.dumps(group.settings[key]) if key in group.settings else ABSENT
+
+
+def _columns(groups: Sequence[Group], differing: Sequence[str]) -> list[Column]:
+    """One column per setting; where many of one part differ, those that another one decides share
+    its column. The kind or name of the part comes first.
+    """
+    columns = []
+    for part in dict.fromkeys(key.partition(".")[0] for key in differing):
+        keys = [key for key in differing if key.partition(".")[0] == part]
+        if len(keys) <= FEW:
+            columns += [Column(key, ()) for key in keys]
+            continue
+        kept: dict[str, list[str]] = {}
+        for key in sorted(keys, key=lambda key: (key not in (f"{part}.kind", f"{part}.name"),)):
+            decider = next((k for k in kept if _decides(groups, k, key)), None)
+            if decider is None:
+                kept[key] = []
+            else:
+                kept[decider].append(key)
+        columns += [Column(key, tuple(others)) for key, others in kept.items()]
+    return columns
+
+
+def _decides(groups: Sequence[Group], key: str, other: str) -> bool:
+    """Whether groups with the same value of `key` have the same value of `other`."""
+    pairs = {(_value(group, key), _value(group, other)) for group in groups}
+    return len(pairs) == len({value for value, _ in pairs})
+
+
+def _notes(groups: Sequence[Group], columns: Sequence[Column]) -> list[str]:
+    notes = [
+        f"{column.key} stands for {len(column.others)} more that differ with it: "
+        f"{', '.join(column.others)}"
+        for column in columns
+        if column.others
+    ]
+    for group in groups:
+        for run in group.runs:
+            if not run.finished:
+                of = "" if run.steps is None else f" of {run.steps}"
+                counted = "counted (*)" if run in group.counted else "not counted"
+                where = f"{run.folder} ({run.status}, step {run.step}{of})"
+                notes.append(f"not finished, {counted}: {where}")
+            elif run.value is None:
+                notes.append(f"without this number, not counted: {run.folder}")
+        for seed, number in Counter(run.seed for run in group.counted).items():
+            if number > 1:
+                same = ", ".join(str(run.folder) for run in group.counted if run.seed == seed)
+                notes.append(f"the same settings and the same seed {seed}, each counted: {same}")
+    return notes

@@ -1,0 +1,144 @@
+"""What runs have come to, read from their folders without torch: config.json, status.json,
+metrics.jsonl and, where a run was killed, the header of its newest checkpoint.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from vision.checkpoints.errors import CheckpointError
+from vision.checkpoints.native.checkpoint_folder import latest
+from vision.checkpoints.native.header import read_record
+from vision.config import ConfigError
+from vision.training.run.run_folder import Run, better, flat, is_free
+
+Split = Literal["auto", "val", "val_ema"]
+Select = Literal["best", "last"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one run has come to."""
+
+    folder: Path
+    seed: int
+    settings: Mapping[str, Any]
+    """By dotted names; those that matter, without the seed."""
+    status: str
+    """finished, preempted, failed, or running: which it also says after the process was killed."""
+    step: int
+    steps: int | None
+    """That the run is to take; None if an older version wrote it, as below."""
+    value: float | None
+    """Of the metric; None if it was not evaluated yet."""
+    seconds: float | None
+    parameters: int | None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has taken all its steps."""
+        return self.status == "finished"
+
+
+def find_runs(places: Sequence[str]) -> tuple[list[Path], list[Path]]:
+    """The folders of runs that are meant, each place being one, holding some or being a pattern;
+    and what neither is nor holds one.
+    """
+    if not places:
+        raise ConfigError("runs: which ones? For example: vision compare outputs/*")
+    found: dict[Path, Path] = {}
+    without = []
+    for place in places:
+        matches = _matches(Path(place))
+        if not matches:
+            raise ConfigError(f"runs: there is nothing at '{place}'.")
+        for match in matches:
+            below = _runs_below(match)
+            for run in below:  # a run counts once, also where a link such as `latest` leads to it
+                if run.resolve() not in found or not run.is_symlink():
+                    found[run.resolve()] = run
+            if not below:
+                without.append(match)
+    if not found:
+        raise ConfigError(f"runs: there is no run in {', '.join(map(str, without))}.")
+    return list(found.values()), without
+
+
+def _matches(path: Path) -> list[Path]:
+    if path.exists():
+        return [path]
+    root = Path(path.anchor)
+    return sorted(root.glob(str(path.relative_to(root))))
+
+
+def _runs_below(path: Path) -> list[Path]:
+    if (path / "config.json").is_file() and (path / "status.json").is_file():
+        return [path]
+    found = path.rglob("status.json") if path.is_dir() else ()
+    return sorted(file.parent for file in found if file.with_name("config.json").is_file())
+
+
+def evaluations(run: Run) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl that are about validation pictures."""
+    if not run.metrics.exists():
+        return []
+    lines = run.metrics.read_text(encoding="utf-8").splitlines()
+    events = []
+    for number, line in enumerate(lines, 1):
+        try:
+            event = json.loads(line)
+        except ValueError as error:
+            if number == len(lines):
+                continue  # being written, or cut off when the run was killed: a resume repeats it
+            raise ConfigError(f"{run.metrics}, line {number}: {error}.") from error
+        if event["split"] != "train":
+            events.append(event)
+    return events
+
+
+def read_result(
+    run: Run, events: Sequence[Mapping[str, Any]], metric: str, split: Split, select: Select
+) -> Result:
+    """What a run has come to in a metric, given its evaluations."""
+    settings = flat(run.stored_settings())
+    status = dict(run.status()) or {"status": "running", "step": 0}
+    if status["status"] == "running":  # at its start; what it has come to since, a checkpoint knows
+        status |= _newest_record(run)
+    weights = split if split != "auto" else "val" if settings.get("ema") is None else "val_ema"
+    step = _best_step(events, settings) if select == "best" else None
+    of_split = [e for e in events if e["split"] == weights and (step is None or e["step"] == step)]
+    return Result(
+        folder=run.folder,
+        seed=settings.get("seed", 0),
+        settings={k: v for k, v in settings.items() if k != "seed" and not is_free(k)},
+        status=status["status"],
+        step=status["step"],
+        steps=status.get("steps"),
+        value=of_split[-1].get(metric) if of_split else None,
+        seconds=status.get("seconds"),
+        parameters=status.get("parameters"),
+    )
+
+
+def _newest_record(run: Run) -> dict[str, Any]:
+    """Step, time and parameters from the newest checkpoint that can be read."""
+    for path in latest(run.checkpoints):
+        try:
+            record = read_record(path)
+        except CheckpointError:
+            continue  # a resume falls back on the one before it, too
+        return {k: record[k] for k in ("step", "seconds", "parameters") if k in record}
+    return {}
+
+
+def _best_step(events: Iterable[Mapping[str, Any]], settings: Mapping[str, Any]) -> int | None:
+    """The step of best.safetensors: the metric that decided, of the average if there is one."""
+    metric = settings["checkpoint.best"]
+    decided = "val" if settings.get("ema") is None else "val_ema"
+    step, best = None, None
+    for event in events:
+        if event["split"] == decided and (best is None or better(metric, event[metric], best)):
+            step, best = event["step"], event[metric]
+    return step

@@ -1,0 +1,111 @@
+"""Where a model that is being trained looks: figures of fixed validation pictures in its folder."""
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from einops import rearrange
+from PIL import Image
+from torch import Tensor
+
+from vision.config import ConfigError
+from vision.data.preprocess import Preprocess, normalizer
+from vision.files import replacing, write_all
+from vision.inspection.capture.capture import capture
+from vision.inspection.capture.captured import CaptureError
+from vision.inspection.explain import look_at
+from vision.inspection.figures.diagnosis import Heads, gather_heads, heads_figure
+from vision.inspection.figures.drawing import Drawing
+from vision.inspection.figures.gallery import gallery
+from vision.models.layers import Classifier
+
+PICTURES = 8
+"""Most validation pictures that are drawn; head statistics are taken over the same ones."""
+
+
+class _Trained:
+    """The model of a run, as figures want it."""
+
+    def __init__(self, model: Classifier, classes: Sequence[str], preprocess: Preprocess) -> None:
+        self.model = model
+        self.classes = classes
+        self.preprocess = preprocess
+
+
+def check_attention(model: Classifier, preprocess: Preprocess) -> None:
+    """An error before the training starts where a model has no attention to draw."""
+    device = next(model.parameters()).device
+    images = torch.zeros(1, preprocess.channels, *preprocess.image_size, device=device)
+    try:
+        capture(model, images, reduce="mean")
+    except (CaptureError, ValueError) as error:
+        raise ConfigError(f"attention_every: {error} Use attention_every=null.") from error
+
+
+def draw_attention(
+    model: Classifier,
+    images: Tensor,
+    classes: Sequence[str],
+    preprocess: Preprocess,
+    folder: Path,
+    step: int,
+    *,
+    write: bool = True,
+) -> dict[str, Image.Image]:
+    """Draw what the model looks at in the first of some uint8 pictures (b channels height width).
+
+    Writes attention/step_<step>.png with overlays, attention/heads_<step>.png, and a line for every
+    head in attention/heads.jsonl, and returns the two pictures by name for a tracker. All processes
+    of a run must call this together where weights are spread over them; one of them writes.
+    """
+    subject = _Trained(model, classes, preprocess)
+    shown = images[:PICTURES].cpu()
+    pixels = [np.ascontiguousarray(p) for p in rearrange(shown, "b c h w -> b h w c").numpy()]
+    device = next(model.parameters()).device
+    with _uncompiled(model):
+        looks = look_at(subject, pixels, classes=1, name=f"step {step}")
+        heads = gather_heads(model, [normalizer(preprocess, device)(shown.to(device))])
+    drawings = {
+        "overlays": gallery(looks, title=f"Step {step}"),
+        "heads": heads_figure(heads, name=f"Heads after step {step}"),
+    }
+    if write:
+        _write(drawings, heads, folder / "attention", step)
+    return {name: _image(drawing) for name, drawing in drawings.items()}
+
+
+@contextmanager
+def _uncompiled(model: Classifier) -> Iterator[None]:
+    """Run a model that was compiled in place as it was before: a compiled graph shows nothing."""
+    compiled = [
+        (module, module._compiled_call_impl)
+        for module in model.modules()
+        if module._compiled_call_impl is not None
+    ]
+    try:
+        for module, _ in compiled:
+            module._compiled_call_impl = None
+        yield
+    finally:
+        for module, implementation in compiled:
+            module._compiled_call_impl = implementation
+
+
+def _write(drawings: dict[str, Drawing], heads: Heads, folder: Path, step: int) -> None:
+    drawings["overlays"].save(folder / f"step_{step:08d}")
+    drawings["heads"].save(folder / f"heads_{step:08d}")
+    path = folder / "heads.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    # A run that goes on takes some steps again: what it says of them now is what counts.
+    kept = [line for line in lines if json.loads(line)["step"] < step]
+    new = [json.dumps({"step": step, **row}) for row in heads.table()]
+    with replacing(path) as file:
+        write_all(file, ("\n".join([*kept, *new]) + "\n").encode())
+
+
+def _image(drawing: Drawing) -> Image.Image:
+    return Image.open(io.BytesIO(drawing.encoded("png"))).convert("RGB")
