@@ -29,7 +29,7 @@ OURS, REFERENCE = "vision", "timm"
 
 
 class Case(NamedTuple):
-    """An architecture at one picture size."""
+    """An architecture at one image size."""
 
     title: str
     config: str

@@ -1,4 +1,4 @@
-"""Pictures per second and core: this project's loader, timm's and torchvision's reference pipeline.
+"""Images per second and core: this project's loader, timm's and torchvision's reference pipeline.
 
     python benchmarks/data.py --photos FOLDER --output FILE.json
 
@@ -9,7 +9,7 @@ processes would end: with uint8 batches for this project and timm (both normalis
 with normalised float batches for torchvision's. Erasing is part of this project's workers and of
 torchvision's; timm's is done on the device and costs it nothing here.
 
-Without --photos, generated pictures of about ImageNet's sizes in pixels and bytes are used.
+Without --photos, generated images of about ImageNet's sizes in pixels and bytes are used.
 """
 
 import argparse
@@ -64,7 +64,7 @@ TITLES = {
 }
 
 Pass = Callable[[], int]
-"""Goes through all pictures once; returns their number."""
+"""Goes through all images once; returns their number."""
 
 
 def main() -> None:
@@ -100,7 +100,7 @@ def read_arguments() -> argparse.Namespace:
 
 
 def collect_photos(photos: Path | None, root: Path) -> None:
-    """Copy or make the pictures as train/<class>/<file>, the layout that all three can read."""
+    """Copy or make the images as train/<class>/<file>, the layout that all three can read."""
     for name in ("one", "other"):
         (root / "train" / name).mkdir(parents=True)
     if photos is None:
@@ -278,7 +278,7 @@ def read_config(name: str) -> dict[str, Any]:
 
 
 def measure(cases: dict[str, dict[str, Pass]], rounds: int) -> dict[str, dict[str, Any]]:
-    """Medians of pictures per second, and of the ratios to timm within a round."""
+    """Medians of images per second, and of the ratios to timm within a round."""
     for pipelines in cases.values():
         for run in pipelines.values():
             run()  # opens files, fills caches
@@ -314,7 +314,7 @@ def print_table(report: dict[str, Any]) -> None:
     for name in ("photos", "shards"):
         print(f"{name}: " + ", ".join(f"{k} {v:.4g}" for k, v in report[name].items()))
     print(", ".join(f"{name} {value}" for name, value in report["machine"].items()))
-    print("Pictures per second and core\n")
+    print("Images per second and core\n")
     print(
         "|   | case | vision | timm | torchvision | ÷ timm (least – most) | bar | ÷ torchvision |"
     )

@@ -8,7 +8,7 @@
 for each batch size by itself; eager and compiled run inside `static_bias`, as evaluation does.
 Before anything is timed, the answers of all ways are compared with eager's. Then every way runs
 once in each round, in turn, each round beginning with another one; all have as many threads
-(`--threads`). The table has medians over the rounds: CPU and wall time of a batch, pictures per
+(`--threads`). The table has medians over the rounds: CPU and wall time of a batch, images per
 second of wall time, and the ratio of CPU times to eager in the same round, with its range.
 "eager again" is the same model a second time: as far as it is from 1, so much is noise. On a busy
 machine, wall times are those of the queue; the ratios are not.
@@ -47,7 +47,7 @@ Figures = dict[str, dict[str, float]]
 
 
 def a_checkpoint(name: str, folder: Path) -> Path:
-    """A checkpoint of a model with random weights, for pictures of 224 pixels and 1,000 classes."""
+    """A checkpoint of a model with random weights, for images of 224 pixels and 1,000 classes."""
     overrides = [f"model={name}", "data.image_size=224"]
     config = parse(TrainConfig, compose("train", overrides)[0])
     model = build_model(config.model, (224, 224), classes=1000)  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ def measure(runs: dict[str, Run], images: Tensor, rounds: int) -> Figures:
         figures[name] = {
             "cpu_seconds": statistics.median(cpu[name]),
             "wall_seconds": statistics.median(wall[name]),
-            "pictures_per_second": len(images) / statistics.median(wall[name]),
+            "images_per_second": len(images) / statistics.median(wall[name]),
             "ratio": statistics.median(ratios),
             "lowest_ratio": min(ratios),
             "highest_ratio": max(ratios),
@@ -141,7 +141,7 @@ def table(results: dict[str, Figures], threads: int, rounds: int) -> Table:
     result = Table(title=f"Inference on the CPU, {times}")
     for title in ("model", "batch", "way"):
         result.add_column(title)
-    for title in ("CPU ms", "wall ms", "pictures/s", "CPU / eager \\[range]", "logits differ by"):
+    for title in ("CPU ms", "wall ms", "images/s", "CPU / eager \\[range]", "logits differ by"):
         result.add_column(title, justify="right")
     for row, figures in results.items():
         model, batch = row.rsplit("/", 1)
@@ -153,7 +153,7 @@ def table(results: dict[str, Figures], threads: int, rounds: int) -> Table:
                 way,
                 f"{1000 * values['cpu_seconds']:.1f}",
                 f"{1000 * values['wall_seconds']:.1f}",
-                f"{values['pictures_per_second']:.1f}",
+                f"{values['images_per_second']:.1f}",
                 f"{values['ratio']:.3f} \\[{span}]",
                 f"{values['difference']:.1e}",
             )

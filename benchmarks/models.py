@@ -8,7 +8,7 @@ Two kinds of figures, for a forward pass (evaluation mode, no gradients; this pr
 inside `static_bias`) and for a training step (forward, cross-entropy, backward; no dropout, no
 stochastic depth):
 
-- *exact*: kernels of one step; bytes that they read and write outside matrix products, per picture;
+- *exact*: kernels of one step; bytes that they read and write outside matrix products, per image;
   the peak of live tensor bytes (parameters not counted). On a GPU this is what decides. They are
   counted for eager models, see `counting.py`.
 - *timed*: CPU time with one thread, wall time with two. In every round each contender runs once,
@@ -44,7 +44,7 @@ from torch import nn
 from vision.models.layers import static_bias
 
 MODES = ("forward", "training")
-FIGURES = {"kernels": "kernels", "bytes": "MB per picture", "peak": "peak MiB"}
+FIGURES = {"kernels": "kernels", "bytes": "MB per image", "peak": "peak MiB"}
 
 EXACT_BARS: dict[tuple[str, str], dict[str, float]] = {
     ("vit_small", "forward"): {"kernels": 1.00, "bytes": 1.00},
@@ -168,7 +168,7 @@ def exact_table(results: dict[str, Figures], batch: int) -> Table:
 
 def timed_table(results: dict[str, dict[str, Any]], batch: int) -> Table:
     """A row for each model, mode and number of threads."""
-    table = Table(title=f"Timed, ms per picture, batch {batch}")
+    table = Table(title=f"Timed, ms per image, batch {batch}")
     for title in ("model", "step", "time"):
         table.add_column(title)
     names = [n for n in next(iter(results.values()))["milliseconds"] if n != AGAIN]

@@ -21,7 +21,7 @@ AGAIN, PRODUCTS = "timm again", "products"
 
 
 def batch_of(case: Case, batch: int) -> tuple[Tensor, Tensor]:
-    """Pictures and labels."""
+    """Images and labels."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(batch, 3, case.size, case.size, generator=generator)
     return images, torch.randint(1000, (batch,), generator=generator)
@@ -95,7 +95,7 @@ def _interleaved(
 
 
 def timed_row(processes: list[dict[str, float]], batch: int) -> dict[str, Any]:
-    """Milliseconds per picture, and ratios: medians over processes."""
+    """Milliseconds per image, and ratios: medians over processes."""
     milliseconds = {
         name: statistics.median(p[name] for p in processes) * 1000 / batch for name in processes[0]
     }

@@ -1,4 +1,4 @@
-"""Pictures per second of a whole training loop: this project's, and one of timm's public parts.
+"""Images per second of a whole training loop: this project's, and one of timm's public parts.
 
     python benchmarks/training.py [--settings photos small mini] --output FILE.json
 
@@ -60,10 +60,10 @@ def main() -> None:
     for name in arguments.settings:
         setting = SETTINGS[name]
         if arguments.quick:
-            setting = replace(setting, pictures=2 * setting.batch)
+            setting = replace(setting, images=2 * setting.batch)
         with tempfile.TemporaryDirectory() as temporary:
-            root = Path(temporary) / "pictures"
-            setting = collect_pictures(setting, arguments.folder, root)
+            root = Path(temporary) / "images"
+            setting = collect_images(setting, arguments.folder, root)
             loops: dict[str, Loop] = {
                 TIMM_LOOP: partial(timm_loop, setting, root),
                 OUR_LOOP: partial(our_loop, setting, root, Path(temporary), own=False),
@@ -79,7 +79,7 @@ def main() -> None:
 def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
-    parser.add_argument("--folder", type=Path, help="pictures to use, at any depth, for all")
+    parser.add_argument("--folder", type=Path, help="images to use, at any depth, for all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="two steps, one round: does it run?")
     parser.add_argument("--output", type=Path, help="where to write the figures as JSON")
@@ -94,16 +94,16 @@ def read_arguments() -> argparse.Namespace:
 # Data -------------------------------------------------------------------------------------------
 
 
-def collect_pictures(setting: Setting, folder: Path | None, root: Path) -> Setting:
-    """Copy or make pictures as train/<class>/<file> and a few as val/<class>/<file>.
+def collect_images(setting: Setting, folder: Path | None, root: Path) -> Setting:
+    """Copy or make images as train/<class>/<file> and a few as val/<class>/<file>.
 
-    Returns the setting with the number of pictures that there are.
+    Returns the setting with the number of images that there are.
     """
     for split in ("train", "val"):
         for name in CLASSES:
             (root / split / name).mkdir(parents=True)
     if folder is None:
-        for number in range(setting.pictures):
+        for number in range(setting.images):
             path = root / "train" / CLASSES[number % 2] / f"{number:05}"
             save_generated(number, setting, path)
     else:
@@ -115,8 +115,8 @@ def collect_pictures(setting: Setting, folder: Path | None, root: Path) -> Setti
                 f"--folder {folder}: found {len(files)} JPEG and PNG files; at least two batches "
                 f"of {setting.batch} are needed."
             )
-        setting = replace(setting, pictures=min(len(files), setting.pictures))
-        for number, file in enumerate(files[: setting.pictures]):
+        setting = replace(setting, images=min(len(files), setting.images))
+        for number, file in enumerate(files[: setting.images]):
             target = root / "train" / CLASSES[number % 2] / f"{number:05}{file.suffix.lower()}"
             shutil.copy(file, target)
     for name in CLASSES:
@@ -151,12 +151,12 @@ def measure(loops: dict[str, Loop], rounds: int) -> dict[str, list[Times]]:
 
 def summarise(setting: Setting, rounds: dict[str, list[Times]]) -> dict[str, Any]:
     """Medians; ratios are those within a round."""
-    pictures = setting.steps * setting.batch
+    images = setting.steps * setting.batch
     rows = {}
     for name, found in rounds.items():
         ratios = [a.total / b.total for a, b in zip(rounds[TIMM_LOOP], found, strict=True)]
         rows[name] = {
-            "pictures_per_second": statistics.median(pictures / t.total for t in found),
+            "images_per_second": statistics.median(images / t.total for t in found),
             "ratio_to_timm": statistics.median(ratios),
             "least_ratio": min(ratios),
             "most_ratio": max(ratios),
@@ -186,12 +186,12 @@ def print_table(report: dict[str, Any]) -> None:
         print(
             f"\n{result['setting']['title']}, {result['steps']} steps, {report['rounds']} rounds\n"
         )
-        print("| loop | pictures/s | ÷ timm (least – most) | bar | data | outside | bar |")
+        print("| loop | images/s | ÷ timm (least – most) | bar | data | outside | bar |")
         print("|---|---|---|---|---|---|---|")
         for name, row in result["loops"].items():
             ours = name != TIMM_LOOP
             print(
-                f"| {name} | {row['pictures_per_second']:.1f} | **{row['ratio_to_timm']:.2f}** "
+                f"| {name} | {row['images_per_second']:.1f} | **{row['ratio_to_timm']:.2f}** "
                 f"({row['least_ratio']:.2f} – {row['most_ratio']:.2f}) "
                 f"| {f'≥ {RATIO_BAR}' if ours else ''} | {row['share_of_data']:.1%} "
                 f"| {row['share_outside']:.1%} | {f'≤ {SHARE_BAR:.0%}' if ours else ''} |"

@@ -32,7 +32,7 @@ class Setting:
     """What both loops are given."""
 
     title: str
-    pictures: int
+    images: int
     photo: bool
     """JPEG of about ImageNet's size, else PNG of the size that the model gets."""
     size: int
@@ -46,7 +46,7 @@ class Setting:
     @property
     def steps(self) -> int:
         """Of one run."""
-        return self.pictures // self.batch * self.epochs
+        return self.images // self.batch * self.epochs
 
 
 @dataclass

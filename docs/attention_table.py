@@ -16,7 +16,7 @@ from vision.inspection.trust.scoring import METRICS
 
 Numbers = dict[str, dict[str, list[float]]]
 """By method and metric, one number for each run."""
-SAME = ("pictures", "steps", "seed")
+SAME = ("images", "steps", "seed")
 """What runs must have in common to be put together."""
 
 
@@ -32,7 +32,7 @@ def read(folder: str) -> dict[str, Any]:
 
 
 def gathered(folders: list[str]) -> tuple[Numbers, int]:
-    """The scores of some runs, and the number of pictures."""
+    """The scores of some runs, and the number of images."""
     contents = [read(folder) for folder in folders]
     for key in SAME:
         values = [content[key] for content in contents]
@@ -48,7 +48,7 @@ def gathered(folders: list[str]) -> tuple[Numbers, int]:
         for metric, values in row.items():
             if len(values) != len(folders):
                 sys.exit(f"error: only {len(values)} of {folders} have {metric} of {method}.")
-    return found, contents[0]["pictures"]
+    return found, contents[0]["images"]
 
 
 def cell(values: list[float]) -> str:
@@ -59,11 +59,11 @@ def cell(values: list[float]) -> str:
 
 def table(name: str, folders: list[str]) -> str:
     """Markdown."""
-    numbers, pictures = gathered(folders)
+    numbers, images = gathered(folders)
     metrics = [metric for metric in METRICS if any(metric in row for row in numbers.values())]
     runs = "1 run" if len(folders) == 1 else f"{len(folders)} runs, mean ± standard deviation"
     lines = [
-        f"**{name}**, {runs}, {pictures} pictures:",
+        f"**{name}**, {runs}, {images} images:",
         "",
         f"| method | {' | '.join(METRICS[metric] for metric in metrics)} |",
         f"|---|{'---|' * len(metrics)}",

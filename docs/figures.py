@@ -5,8 +5,8 @@
     python docs/figures.py bars docs/images/lecture_positions.png model.positions outputs/…
     python docs/figures.py memory docs/images/lecture_memory.png
 
-`curves` shows the validation accuracy of runs over the pictures seen; `data` the last accuracy over
-the number of training pictures, a line for each model; `bars` the last accuracy for each value of a
+`curves` shows the validation accuracy of runs over the images seen; `data` the last accuracy over
+the number of training images, a line for each model; `bars` the last accuracy for each value of a
 setting. Runs that differ only in their seed are one line or bar: their mean, each run as a dot.
 """
 
@@ -35,7 +35,7 @@ def settings_of(folder: Path) -> dict[str, Any]:
 
 
 def accuracies(folder: Path) -> tuple[list[float], list[float]]:
-    """Thousands of pictures seen, and the accuracy in percent, of every evaluation."""
+    """Thousands of images seen, and the accuracy in percent, of every evaluation."""
     batch = settings_of(folder)["batch_size"]
     events = [event for event in evaluations(Run(folder)) if event["split"] == "val"]
     seen = [event["step"] * batch / 1000 for event in events]
@@ -50,13 +50,13 @@ def model_of(folder: Path) -> str:
 
 
 def curves(axes: Axes, folders: list[Path]) -> None:
-    """Accuracy over pictures seen."""
+    """Accuracy over images seen."""
     ends = []
     for folder, colour in zip(folders, COLOURS, strict=False):
         seen, values = accuracies(folder)
         axes.plot(seen, values, "o-", color=colour, markersize=3)
         ends.append((values[-1], seen[-1], f" {model_of(folder)} {values[-1]:.1f} %", colour))
-    axes.set(xlabel="pictures seen (thousands)", ylabel="validation accuracy (%)")
+    axes.set(xlabel="images seen (thousands)", ylabel="validation accuracy (%)")
     axes.margins(x=0.2)
     low, high = axes.get_ylim()
     place = low
@@ -66,12 +66,12 @@ def curves(axes: Axes, folders: list[Path]) -> None:
 
 
 def data(axes: Axes, folders: list[Path]) -> None:
-    """Accuracy over the number of training pictures."""
+    """Accuracy over the number of training images."""
     points: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for folder in folders:
         settings = settings_of(folder)
-        pictures = round(settings["data.train_samples"] * settings["data.train_fraction"])
-        points[model_of(folder)][pictures].append(accuracies(folder)[1][-1])
+        images = round(settings["data.train_samples"] * settings["data.train_fraction"])
+        points[model_of(folder)][images].append(accuracies(folder)[1][-1])
     for (model, line), colour in zip(sorted(points.items()), COLOURS, strict=False):
         numbers = sorted(line)
         means = [statistics.fmean(line[number]) for number in numbers]
@@ -79,7 +79,7 @@ def data(axes: Axes, folders: list[Path]) -> None:
         for number in numbers:
             axes.plot([number] * len(line[number]), line[number], "o", color=colour, markersize=4)
         axes.annotate(f" {model}", (numbers[-1], means[-1]), color=colour)
-    axes.set(xlabel="training pictures", ylabel="validation accuracy (%)", xscale="log")
+    axes.set(xlabel="training images", ylabel="validation accuracy (%)", xscale="log")
     shown = sorted({number for line in points.values() for number in line})
     axes.set_xticks(shown, [f"{number:,}" for number in shown])
     axes.minorticks_off()
@@ -104,7 +104,7 @@ def bars(axes: Axes, folders: list[Path], setting: str) -> None:
 
 
 def memory(axes: Axes) -> None:
-    """Bytes of all attention matrices of one picture over its size."""
+    """Bytes of all attention matrices of one image over its size."""
     sizes = [224, 320, 448, 640, 896]
     for name, kind, label, colour in (
         ("swin_tiny", "everywhere", "Swin-T's grids, global", COLOURS[2]),

@@ -168,9 +168,9 @@ def test_live_bytes_after_a_forward_pass_are_the_activation_bytes_of_cost(
     config = model_config(name, **small, checkpoint_activations=recompute)
     model = build_model(config, (32, 40), classes=10)
 
-    def live(pictures: int) -> int:
+    def live(images: int) -> int:
         with PeakMemory() as memory:
-            logits = model(torch.randn(pictures, 3, 32, 40))
+            logits = model(torch.randn(images, 3, 32, 40))
             return memory.live - 4 * logits.numel()
 
     assert live(3) - live(2) == cost(config, (32, 40), classes=10).activation_bytes
@@ -190,7 +190,7 @@ def test_recorded_products_are_the_macs_of_cost(name: str) -> None:
 
 
 def test_recorded_products_of_a_training_step_are_three_times_those_of_a_forward_pass() -> None:
-    """Each product has two gradients, but pictures have none: theirs through the patches is left
+    """Each product has two gradients, but images have none: theirs through the patches is left
     out.
     """
     model = build_model(model_config("vit_mini", patch_size=4), (32, 32), classes=10)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from timm.utils import AverageMeter
-from training import SETTINGS, collect_pictures, summarise
+from training import SETTINGS, collect_images, summarise
 from training_loops import Setting, Times, our_loop, our_words, timm_loop, training_config
 
 from vision.models.build import build_model
@@ -19,8 +19,8 @@ SMALL = Setting(
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    assert collect_pictures(SMALL, None, tmp_path / "pictures") == SMALL
-    return tmp_path / "pictures"
+    assert collect_images(SMALL, None, tmp_path / "images") == SMALL
+    return tmp_path / "images"
 
 
 def test_loops_take_the_same_steps_and_their_parts_make_up_the_total(
@@ -61,6 +61,6 @@ def test_summary_is_of_medians_and_of_ratios_within_a_round() -> None:
         "vision": [Times(2.0, 0.5, 1.4), Times(2.0, 0.5, 1.4), Times(2.0, 0.5, 1.4)],
     }
     row = summarise(SMALL, rounds)["loops"]["vision"]
-    assert row["pictures_per_second"] == 32 / 2
+    assert row["images_per_second"] == 32 / 2
     assert (row["least_ratio"], row["ratio_to_timm"], row["most_ratio"]) == (1.0, 2.0, 4.0)
     assert row["share_outside"] == pytest.approx(0.05)

@@ -8,7 +8,7 @@ import pytest
 import timm
 import torch
 import transformers
-from model_settings import pictures, small_model
+from model_settings import random_images, small_model
 from torch import Tensor
 from torchvision.models import swin_transformer as torchvision_swin
 from torchvision.models import vision_transformer as torchvision_vit
@@ -41,7 +41,7 @@ def own_run(path: Path, name: str, size: tuple[int, int] = SIZE, **changes: Any)
 
 def logits(model: Any, size: tuple[int, int] = SIZE) -> Tensor:
     with torch.no_grad():
-        found = model.eval()(pictures(2, 3, *size))
+        found = model.eval()(random_images(2, 3, *size))
     return getattr(found, "logits", found)
 
 
@@ -360,7 +360,7 @@ def test_converting_onto_something_that_exists_is_refused(tmp_path: Path) -> Non
         convert(tmp_path / "own.safetensors", "tim", tmp_path / "out")  # type: ignore[arg-type]
 
 
-def test_converting_keeps_what_is_known_of_the_pictures(tmp_path: Path) -> None:
+def test_converting_keeps_what_is_known_of_the_images(tmp_path: Path) -> None:
     own_run(tmp_path / "own.safetensors", "swin_tiny")
     convert(tmp_path / "own.safetensors", "huggingface", tmp_path / "there")
     convert(tmp_path / "there", "vision", tmp_path / "back.safetensors")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from model_settings import pictures
+from model_settings import random_images
 from test_convert import NAMES, SIZE, logits, own_run
 
 from vision.checkpoints.convert import convert
@@ -73,7 +73,7 @@ def test_features_converted_to_hugging_face_are_the_same_there(
     assert not found["missing_keys"] and not found["unexpected_keys"]
     model.head = torch.nn.Identity()
     with torch.no_grad():
-        outputs = peer.eval()(pictures(2, 3, *SIZE))
+        outputs = peer.eval()(random_images(2, 3, *SIZE))
     features = outputs.image_embeds if "projection" in variant else outputs.pooler_output
     torch.testing.assert_close(features, logits(model), atol=2e-5, rtol=2e-5)
     convert(tmp_path / "out", "vision", tmp_path / "back.safetensors")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_settings import pictures, redraw, small_model
+from model_settings import random_images, redraw, small_model
 from timm.models.swin_transformer import SwinTransformer, checkpoint_filter_fn
 from timm.models.vision_transformer import VisionTransformer
 
@@ -26,7 +26,7 @@ def timm_vit(path: Path, **options: Any) -> Any:
 
 def assert_same(model: Any, peer: Any, size: tuple[int, int]) -> None:
     with torch.no_grad():
-        images = pictures(2, 3, *size)
+        images = random_images(2, 3, *size)
         torch.testing.assert_close(model.eval()(images), peer(images), atol=2e-5, rtol=2e-5)
 
 
@@ -117,7 +117,7 @@ def test_swin_v2_on_smaller_images_keeps_the_windows_of_its_training(tmp_path: P
     torch.save(model.state_dict(), tmp_path / "weights.pth")
     smaller = open_model(tmp_path / "weights.pth", window=8, image_size=16, trained_size=32)
     assert smaller.model.windows == model.windows  # type: ignore[union-attr]
-    images = pictures(2, 3, 16, 16)
+    images = random_images(2, 3, 16, 16)
     with torch.no_grad():
         assert torch.equal(smaller.model(images), model.eval()(images))
 
@@ -167,7 +167,7 @@ def test_parameters_stay_the_same_objects_and_the_file_stays_as_it_is(tmp_path: 
     load_weights(model, tmp_path / "weights.pth")
     assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
     before = model.norm.weight.detach().clone()
-    model(pictures(2, 3, 32, 32)).square().sum().backward()
+    model(random_images(2, 3, 32, 32)).square().sum().backward()
     optimizer.step()
     assert not torch.equal(model.norm.weight, before)
     assert (tmp_path / "weights.pth").read_bytes() == stored

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from model_settings import pictures, redraw, small_model
+from model_settings import random_images, redraw, small_model
 from PIL import Image
 from run_records import stored
 from timm.models.vision_transformer import VisionTransformer
@@ -53,7 +53,7 @@ def test_swin_keeps_the_windows_of_its_training_at_another_size(name: str, tmp_p
     path = own_file(tmp_path / "a.safetensors", model)
     opened = open_model(path, image_size=64)
     assert opened.model.windows == model.windows  # type: ignore[union-attr]
-    images = pictures(2, 3, 64, 64)
+    images = random_images(2, 3, 64, 64)
     with torch.no_grad():
         assert torch.equal(opened.model(images), model(images))
     assert not opened.report.resized
@@ -63,7 +63,7 @@ def test_swin_keeps_the_windows_of_its_training_at_another_size(name: str, tmp_p
 def test_window_that_is_given_replaces_that_of_a_run(name: str, tmp_path: Path) -> None:
     model = small_model(name, (32, 32)).eval()
     path = own_file(tmp_path / "a.safetensors", model)
-    images = pictures(2, 3, 32, 32)
+    images = random_images(2, 3, 32, 32)
     other = open_model(path, window=8)
     assert other.model.windows[0] == (8, 8)  # type: ignore[union-attr]
     with torch.no_grad():
@@ -85,7 +85,7 @@ def test_model_of_a_run_reads_the_weights_and_not_the_state_of_the_optimiser(
     place = bytes(content).rindex(np.full(1000, 3.0, dtype=np.float32).tobytes())
     content[place + 2000] ^= 1
     path.write_bytes(content)
-    images = pictures(2, 3, 32, 32)
+    images = random_images(2, 3, 32, 32)
     with torch.no_grad():
         assert torch.equal(open_model(path).model(images), model(images))
 
@@ -117,7 +117,7 @@ def test_command_takes_the_setting_that_its_own_error_names(
 
 def test_setting_of_a_model_that_no_weights_show_changes_the_logits(tmp_path: Path) -> None:
     path = foreign_file(tmp_path)
-    images = pictures(2, 3, 32, 32)
+    images = random_images(2, 3, 32, 32)
     with torch.no_grad():
         plain = vision.load(path, heads=3).model(images)
         quick = vision.load(path, heads=3, activation="quick_gelu").model(images)

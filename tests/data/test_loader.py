@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vision.data.images.decode import UnreadablePictureError, open_picture
+from vision.data.images.decode import UnreadableImageError, open_image
 from vision.data.images.transforms import evaluation_pixels, training_pixels
 from vision.data.loader import (
     Batch,
@@ -30,11 +30,11 @@ from vision.data.loader import (
 )
 from vision.data.order import TrainingPlan, epoch_length
 from vision.data.randomness import generator
-from vision.data.sources.source import Picture, Source
+from vision.data.sources.source import Source, StoredImage
 
 
 class Memory:
-    """Pictures of which each tells its own number; some of them unreadable."""
+    """Images of which each tells its own number; some of them unreadable."""
 
     def __init__(self, samples: int, bad: tuple[int, ...] = (), encode: bool = False) -> None:
         self.classes = ("cat", "dog", "bird")
@@ -49,9 +49,9 @@ class Memory:
     def name(self, index: int) -> str:
         return f"folder/{index}.png"
 
-    def read(self, index: int) -> Picture:
+    def read(self, index: int) -> StoredImage:
         if index in self.bad:
-            return b"" if index % 2 else b"not a picture"
+            return b"" if index % 2 else b"not an image"
         pixels = np.random.default_rng(index).integers(0, 256, (12, 10, 3), dtype=np.uint8)
         pixels[0] = index
         if not self.encode:
@@ -64,7 +64,7 @@ class Memory:
 class Missing(Memory):
     """Raises what reading a file raises."""
 
-    def read(self, index: int) -> Picture:
+    def read(self, index: int) -> StoredImage:
         if index in self.bad:
             return Path(f"/no/such/folder/{index}.png").read_bytes()
         return super().read(index)
@@ -101,8 +101,8 @@ def test_batch_holds_what_the_transforms_make_of_each_sample() -> None:
     assert batch.labels.tolist() == [source.labels[i] for i in batch.ids]
     for image, index in zip(batch.images, batch.ids.tolist(), strict=True):
         random = generator(7, "augment", epoch=0, index=index)
-        picture = open_picture(source.read(index), 3, "a")
-        expected = training_pixels(picture, preprocess(8), augment("light"), random)
+        opened = open_image(source.read(index), 3, "a")
+        expected = training_pixels(opened, preprocess(8), augment("light"), random)
         assert np.array_equal(image.permute(1, 2, 0).numpy(), expected)
 
 
@@ -189,8 +189,8 @@ def test_evaluation_gives_every_sample_once_for_any_ranks(
             ):
                 if index >= 0:
                     seen.append(index)
-                    picture = open_picture(source.read(index), 3, "a")
-                    expected = evaluation_pixels(picture, preprocess(8))
+                    opened = open_image(source.read(index), 3, "a")
+                    expected = evaluation_pixels(opened, preprocess(8))
                     assert np.array_equal(image.permute(1, 2, 0).numpy(), expected)
                     assert label == source.labels[index]
     assert sorted(seen) == list(range(samples))
@@ -209,16 +209,16 @@ def test_global_random_state_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_unreadable_picture_raises_with_its_path(workers: int) -> None:
+def test_unreadable_image_raises_with_its_path(workers: int) -> None:
     loader = make_loader(Memory(12, bad=(5,)), workers)
-    with pytest.raises(UnreadablePictureError, match=r"folder/5.png: the file is empty[\s\S]*skip"):
+    with pytest.raises(UnreadableImageError, match=r"folder/5.png: the file is empty[\s\S]*skip"):
         content(training_batches(loader, TrainingPlan(seed=0, batch_size=4), 0, 12))
     loader = make_loader(Missing(12, bad=(5,)), workers, augmentation=None)
-    with pytest.raises(UnreadablePictureError, match=r"/no/such/folder/5.png"):
+    with pytest.raises(UnreadableImageError, match=r"/no/such/folder/5.png"):
         content(evaluation_batches(loader, 4))
 
 
-def test_skipped_pictures_are_replaced_in_training_alike_for_any_workers() -> None:
+def test_skipped_images_are_replaced_in_training_alike_for_any_workers() -> None:
     plan = TrainingPlan(seed=0, batch_size=5)
     results = []
     for workers in (0, 2):
@@ -236,7 +236,7 @@ def test_skipped_pictures_are_replaced_in_training_alike_for_any_workers() -> No
     assert results[0] == results[1]
 
 
-def test_skipped_pictures_are_left_out_of_evaluation_and_reported() -> None:
+def test_skipped_images_are_left_out_of_evaluation_and_reported() -> None:
     loader = make_loader(Memory(20, bad=(3, 4)), augmentation=None, on_error="skip")
     batches = list(evaluation_batches(loader, 8))
     ids = [index for batch in batches for index in batch.ids.tolist()]
@@ -245,11 +245,11 @@ def test_skipped_pictures_are_left_out_of_evaluation_and_reported() -> None:
     assert batches[0].images[batches[0].ids == -1].sum() == 0
 
 
-def test_too_many_unreadable_pictures_stop_the_run() -> None:
+def test_too_many_unreadable_images_stop_the_run() -> None:
     loader = make_loader(Memory(20, bad=(1, 2, 3)), on_error="skip", max_error_share=0.1)
     plan = TrainingPlan(seed=0, batch_size=5)
     with pytest.raises(
-        UnreadablePictureError, match=r"3 of 20 .*max_error_share = 0.1[\s\S]*folder/"
+        UnreadableImageError, match=r"3 of 20 .*max_error_share = 0.1[\s\S]*folder/"
     ):
         content(training_batches(loader, plan, 0, 40))
     allowed = make_loader(Memory(20, bad=(1, 2, 3)), on_error="skip", max_error_share=0.15)
@@ -285,7 +285,7 @@ def test_dead_worker_gives_a_clear_error() -> None:
 
 def test_mistake_in_a_source_is_not_taken_for_a_bad_file() -> None:
     class Mistaken(Memory):
-        def read(self, index: int) -> Picture:
+        def read(self, index: int) -> StoredImage:
             raise KeyError("a mistake")
 
     loader = make_loader(Mistaken(12), on_error="skip")

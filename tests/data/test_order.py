@@ -88,7 +88,7 @@ def test_global_batch_is_the_same_for_any_number_of_processes_and_parts(
 
 @settings(max_examples=100, deadline=None)
 @given(case=plans())
-def test_every_use_of_a_picture_in_an_epoch_is_numbered_differently(
+def test_every_use_of_a_image_in_an_epoch_is_numbered_differently(
     case: tuple[np.ndarray, dict[str, Any]],
 ) -> None:
     labels, plan = case
@@ -99,7 +99,7 @@ def test_every_use_of_a_picture_in_an_epoch_is_numbered_differently(
 
 @settings(max_examples=100, deadline=None)
 @given(samples=st.integers(1, 60), batch=st.integers(1, 20), tail=st.sampled_from(["drop", "pad"]))
-def test_uniform_epoch_has_every_picture_once_up_to_the_tail(
+def test_uniform_epoch_has_every_image_once_up_to_the_tail(
     samples: int, batch: int, tail: str
 ) -> None:
     plan = TrainingPlan(seed=1, batch_size=batch, tail=tail)  # type: ignore[arg-type]
@@ -132,13 +132,13 @@ def test_order_differs_by_epoch_and_seed_and_is_repeatable() -> None:
     assert sorted(orders[0]) == list(range(100))
 
 
-def test_dropped_pictures_change_from_epoch_to_epoch() -> None:
+def test_dropped_images_change_from_epoch_to_epoch() -> None:
     plan = TrainingPlan(seed=0, batch_size=8)
     seen = draws(list(training_requests(np.zeros(15, np.int64), plan, 0, 8 * 20)))
     assert {index for _, index, _ in seen} == set(range(15))
 
 
-def test_balanced_sampling_gives_classes_equal_shares_and_uses_every_picture() -> None:
+def test_balanced_sampling_gives_classes_equal_shares_and_uses_every_image() -> None:
     labels = np.repeat([0, 1, 2], [900, 90, 10])
     indices, uses = epoch_order(
         labels, TrainingPlan(seed=0, batch_size=10, sampling="balanced"), epoch=0
@@ -160,19 +160,19 @@ def test_repeated_augmentation_gives_copies_to_different_processes(ranks: int) -
     labels = np.zeros(120, np.int64)
     shares = [draws(of_rank(labels, plan, rank, 0, 12)) for rank in range(ranks)]
     batch = list(itertools.chain(*shares))
-    pictures = {index for _, index, _ in batch}
-    assert len(pictures) == 4
-    assert {(index, use) for _, index, use in batch} == set(itertools.product(pictures, range(3)))
+    images = {index for _, index, _ in batch}
+    assert len(images) == 4
+    assert {(index, use) for _, index, use in batch} == set(itertools.product(images, range(3)))
     if ranks == 3:
         for share in shares:
-            assert {index for _, index, _ in share} == pictures
+            assert {index for _, index, _ in share} == images
     epoch = draws(of_rank(labels, {**plan, "ranks": 1}, 0, 0, 120))
     assert len({index for _, index, _ in epoch}) == 40
 
 
 @settings(max_examples=200, deadline=None)
 @given(samples=st.integers(1, 100), batch=st.integers(1, 40), ranks=st.integers(1, 7))
-def test_evaluation_counts_every_picture_once(samples: int, batch: int, ranks: int) -> None:
+def test_evaluation_counts_every_image_once(samples: int, batch: int, ranks: int) -> None:
     shares = [list(evaluation_requests(samples, batch, rank, ranks)) for rank in range(ranks)]
     indices = [i for share in shares for request in share for i in request.indices.tolist()]
     assert sorted(i for i in indices if i >= 0) == list(range(samples))
@@ -184,10 +184,10 @@ def test_evaluation_counts_every_picture_once(samples: int, batch: int, ranks: i
 
 def test_state_of_another_batch_size_is_refused() -> None:
     plan = TrainingPlan(seed=0, batch_size=8)
-    with pytest.raises(ValueError, match=r"start: 12 pictures consumed.*batch of 8"):
+    with pytest.raises(ValueError, match=r"start: 12 images consumed.*batch of 8"):
         next(training_requests(np.zeros(100, np.int64), plan, 12))
 
 
 def test_batch_that_cannot_be_shared_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"batch of 10 pictures.*4 processes.*multiple of 4"):
+    with pytest.raises(ValueError, match=r"batch of 10 images.*4 processes.*multiple of 4"):
         TrainingPlan(seed=0, batch_size=10, ranks=4)

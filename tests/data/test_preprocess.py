@@ -9,7 +9,7 @@ from torchvision.transforms import v2
 from vision.cli.composition import compose
 from vision.config import ConfigError, parse
 from vision.data.configs import AugmentConfig, DataConfig, LoaderConfig, PreprocessConfig
-from vision.data.images.decode import open_picture
+from vision.data.images.decode import open_image
 from vision.data.images.transforms import evaluation_pixels
 from vision.data.preprocess import normalizer, resolve_preprocess, usual_values
 
@@ -32,7 +32,7 @@ def test_auto_takes_the_first_that_knows_and_says_who() -> None:
     }
 
 
-def test_values_for_colours_are_averaged_for_greyscale_pictures_and_say_so() -> None:
+def test_values_for_colours_are_averaged_for_greyscale_images_and_say_so() -> None:
     result = resolve_preprocess(parse(PreprocessConfig, AUTO), 28, 1)
     assert result.mean == pytest.approx((0.449,))
     assert result.std == pytest.approx((0.226,))
@@ -82,7 +82,7 @@ SMALL = ["data=shapes", "data=fashion_mnist", "data=cifar10", "data=cifar100"]
 
 
 @pytest.mark.parametrize("choice", SMALL)
-def test_small_pictures_are_evaluated_whole_unless_weights_or_the_config_say_otherwise(
+def test_small_images_are_evaluated_whole_unless_weights_or_the_config_say_otherwise(
     choice: str,
 ) -> None:
     data = parse(DataConfig, compose("data", [choice])[0]["data"])  # type: ignore[arg-type]
@@ -96,7 +96,7 @@ def test_small_pictures_are_evaluated_whole_unless_weights_or_the_config_say_oth
     assert resolve_preprocess(given, 32, channels, known).crop_ratio == 0.8
 
 
-def test_large_pictures_are_evaluated_as_on_imagenet() -> None:
+def test_large_images_are_evaluated_as_on_imagenet() -> None:
     data = parse(DataConfig, compose("data", ["data=imagenet"])[0]["data"])  # type: ignore[arg-type]
     assert usual_values(data) == []
 
@@ -107,7 +107,7 @@ def test_images_no_larger_than_the_model_are_used_whole_where_nobody_sets_a_crop
     larger = np.random.default_rng(0).integers(0, 256, (40, 48, 3), dtype=np.uint8)
     plain = resolve_preprocess(auto, 32, 3)
     stated = resolve_preprocess(auto, 32, 3, [("the weights", {"crop_ratio": 0.875})])
-    small, large = (open_picture(array, 3, "") for array in (pixels, larger))
+    small, large = (open_image(array, 3, "") for array in (pixels, larger))
     assert np.array_equal(evaluation_pixels(small, plain), pixels)
     assert not np.array_equal(evaluation_pixels(small, stated), pixels)
     found, expected = (evaluation_pixels(large, settings) for settings in (plain, stated))

@@ -7,7 +7,7 @@ from scipy import stats
 from sklearn import metrics as sklearn_metrics
 from torch import Tensor
 
-from vision.evaluation.bootstrap import difference, interval, resample, values_by_picture
+from vision.evaluation.bootstrap import difference, interval, resample, values_by_image
 from vision.evaluation.measure import compare, measure
 
 
@@ -19,9 +19,9 @@ def data(samples: int, classes: int, gain: float, seed: int = 0) -> tuple[Tensor
     return logits, labels
 
 
-def test_means_of_what_pictures_add_equal_scikit_learns() -> None:
+def test_means_of_what_images_add_equal_scikit_learns() -> None:
     logits, labels = data(300, 9, 1.0)
-    values = {name: found.mean() for name, found in values_by_picture(logits, labels).items()}
+    values = {name: found.mean() for name, found in values_by_image(logits, labels).items()}
     chances = logits.double().softmax(1).numpy()
     assert values["top1"] == sklearn_metrics.accuracy_score(labels, chances.argmax(1))
     assert values["top5"] == pytest.approx(
@@ -35,7 +35,7 @@ def test_means_of_what_pictures_add_equal_scikit_learns() -> None:
 
 def test_interval_of_an_accuracy_is_that_of_the_binomial_distribution() -> None:
     logits, labels = data(500, 10, 1.5)
-    values = values_by_picture(logits, labels)
+    values = values_by_image(logits, labels)
     low, high = interval(resample(values, labels.numpy(), 4000, seed=0)["top1"])
     share = values["top1"].mean()
     exact = stats.binom(500, share).ppf([0.025, 0.975]) / 500
@@ -44,7 +44,7 @@ def test_interval_of_an_accuracy_is_that_of_the_binomial_distribution() -> None:
 
 def test_interval_of_a_loss_is_the_one_that_scipy_finds() -> None:
     logits, labels = data(300, 10, 1.5)
-    values = values_by_picture(logits, labels)
+    values = values_by_image(logits, labels)
     found = interval(resample(values, labels.numpy(), 4000, seed=0)["loss"])
     expected = stats.bootstrap(
         (values["loss"],), np.mean, n_resamples=4000, method="percentile", rng=1
@@ -53,9 +53,9 @@ def test_interval_of_a_loss_is_the_one_that_scipy_finds() -> None:
     assert found == pytest.approx((expected.low, expected.high), abs=0.06 * width)
 
 
-def test_balanced_accuracy_of_a_draw_is_that_of_the_drawn_pictures() -> None:
+def test_balanced_accuracy_of_a_draw_is_that_of_the_drawn_images() -> None:
     logits, labels = data(60, 4, 1.0)
-    values = values_by_picture(logits, labels)
+    values = values_by_image(logits, labels)
     found = resample(values, labels.numpy(), 5, seed=7)["balanced_accuracy"]
     random = np.random.default_rng([7, 60])
     for value in found:
@@ -72,7 +72,7 @@ def test_model_compared_with_itself_is_undecided_and_equal() -> None:
         assert found.better == 0.5 and not found.decided
 
 
-def test_model_that_is_better_on_the_same_pictures_is_found_better() -> None:
+def test_model_that_is_better_on_the_same_images_is_found_better() -> None:
     labels = data(400, 10, 1.0)[1]
     weak = measure(data(400, 10, 1.0)[0], labels, bins=15, resamples=500, seed=0)
     strong = measure(data(400, 10, 2.5, seed=1)[0], labels, bins=15, resamples=500, seed=0)
@@ -86,10 +86,10 @@ def test_model_that_is_better_on_the_same_pictures_is_found_better() -> None:
 def test_paired_interval_is_narrower_than_that_of_independent_draws() -> None:
     logits, labels = data(400, 10, 1.5)
     near = logits.clone()
-    near[:10, 0] += 3  # only a few pictures can change
-    first = resample(values_by_picture(logits, labels), labels.numpy(), 1000, seed=0)["loss"]
-    second = resample(values_by_picture(near, labels), labels.numpy(), 1000, seed=0)["loss"]
-    other = resample(values_by_picture(near, labels), labels.numpy(), 1000, seed=1)["loss"]
+    near[:10, 0] += 3  # only a few images can change
+    first = resample(values_by_image(logits, labels), labels.numpy(), 1000, seed=0)["loss"]
+    second = resample(values_by_image(near, labels), labels.numpy(), 1000, seed=0)["loss"]
+    other = resample(values_by_image(near, labels), labels.numpy(), 1000, seed=1)["loss"]
     paired = difference("loss", (0.0, second), (0.0, first))
     apart = difference("loss", (0.0, other), (0.0, first))
     assert paired.high - paired.low < 0.3 * (apart.high - apart.low)
@@ -97,7 +97,7 @@ def test_paired_interval_is_narrower_than_that_of_independent_draws() -> None:
 
 def test_draws_depend_on_the_seed_alone() -> None:
     logits, labels = data(100, 5, 1.0)
-    values = values_by_picture(logits, labels)
+    values = values_by_image(logits, labels)
     first = resample(values, labels.numpy(), 20, seed=3)
     again = resample(values, labels.numpy(), 20, seed=3)
     assert all(np.array_equal(first[name], again[name]) for name in first)

@@ -113,7 +113,7 @@ def test_scaling_is_fitted_on_one_half_and_reported_on_the_other() -> None:
     assert other is not None and other.temperature == found.temperature
 
 
-def test_scaling_of_one_picture_or_of_infinite_logits_is_left_out() -> None:
+def test_scaling_of_one_image_or_of_infinite_logits_is_left_out() -> None:
     logits, labels = data()
     assert scale(logits[:1], labels[:1], 15, seed=0) is None
     logits[3, 2] = float("inf")

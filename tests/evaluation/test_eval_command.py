@@ -24,7 +24,7 @@ QUICK = ["duration=6steps", "evaluate_every=6steps", "schedule.warmup=1steps"]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders a, b (ViT, other seed) and swin, each with a finished run on the same pictures."""
+    """Folders a, b (ViT, other seed) and swin, each with a finished run on the same images."""
     folder = tmp_path_factory.mktemp("runs")
     for name, model, more in (
         ("a", "vit_mini", ["ema=0.5"]),
@@ -36,8 +36,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def write_pictures(root: Path, folder: Path, *, classes: int = 8) -> Path:
-    """The validation pictures of the small runs as PNG files, a folder per class."""
+def write_images(root: Path, folder: Path, *, classes: int = 8) -> Path:
+    """The validation images of the small runs as PNG files, a folder per class."""
     source = build_source(small_config(root).data, "val")
     for index in range(len(source)):
         label = int(source.labels[index])
@@ -62,7 +62,7 @@ def test_files_agree_with_each_other_and_with_scikit_learn(
     answers = chances.argmax(1)
     (model,) = stored["models"]
     assert printed["models"][0]["metrics"] == model["metrics"]
-    assert model["weights"] == "ema" and len(rows) == stored["pictures"] == 24
+    assert model["weights"] == "ema" and len(rows) == stored["images"] == 24
     metrics = model["metrics"]
     assert metrics["top1"] == sklearn_metrics.accuracy_score(labels, answers)
     assert metrics["top5"] == pytest.approx(
@@ -130,10 +130,10 @@ def test_two_processes_give_the_same_numbers_and_files_as_one(
         assert samples[0] == samples[1] == [str(i) for i in range(24)]
 
 
-def test_same_pictures_in_folders_of_another_order_give_the_same_numbers(
+def test_same_images_in_folders_of_another_order_give_the_same_numbers(
     runs: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    root = write_pictures(runs, tmp_path / "pictures")
+    root = write_images(runs, tmp_path / "images")
     direct = evaluate(capsys, f"checkpoint={runs / 'a'}", "save=false")
     given = ["data=folder", f"data.root={root}", "data.image_size=224", "save=false"]
     found = evaluate(capsys, f"checkpoint={runs / 'a'}", *given)
@@ -150,21 +150,21 @@ def test_same_pictures_in_folders_of_another_order_give_the_same_numbers(
 def test_data_with_some_of_the_classes_is_evaluated_among_all_of_them(
     runs: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    root = write_pictures(runs, tmp_path / "pictures", classes=3)
+    root = write_images(runs, tmp_path / "images", classes=3)
     given = ["data=folder", f"data.root={root}", f"output={tmp_path / 'out'}"]
     found = evaluate(capsys, f"checkpoint={runs / 'a'}", *given)
-    assert found["pictures"] == 9
+    assert found["images"] == 9
     assert any("3 of the 8 classes" in note for note in found["notes"])
     stored = json.loads((tmp_path / "out" / "report.json").read_text())
     rows = stored["models"][0]["classes"]
-    assert [row["pictures"] for row in rows] == [3, 3, 3, 0, 0, 0, 0, 0]
+    assert [row["images"] for row in rows] == [3, 3, 3, 0, 0, 0, 0, 0]
     assert rows[7]["recall"] is None
 
 
 def test_data_with_other_classes_is_refused_by_name(
     runs: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    root = write_pictures(runs, tmp_path / "pictures")
+    root = write_images(runs, tmp_path / "images")
     (root / "val" / "blue striped disc").rename(root / "val" / "blue striped discs")
     text = refused(capsys, f"checkpoint={runs / 'a'}", "data=folder", f"data.root={root}")
     assert "1 of the 8 classes of the data are unknown" in text
@@ -174,13 +174,13 @@ def test_data_with_other_classes_is_refused_by_name(
 def test_empty_folder_is_refused(runs: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "val").mkdir()
     text = refused(capsys, f"checkpoint={runs / 'a'}", "data=folder", f"data.root={tmp_path}")
-    assert str(tmp_path) in text and "no pictures" in text
+    assert str(tmp_path) in text and "no images" in text
 
 
-def test_picture_of_0_bytes_is_named_or_skipped_and_reported(
+def test_image_of_0_bytes_is_named_or_skipped_and_reported(
     runs: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    root = write_pictures(runs, tmp_path / "pictures")
+    root = write_images(runs, tmp_path / "images")
     empty = next(root.rglob("*.png"))
     empty.write_bytes(b"")
     given = [f"checkpoint={runs / 'a'}", "data=folder", f"data.root={root}", "save=false"]
@@ -188,7 +188,7 @@ def test_picture_of_0_bytes_is_named_or_skipped_and_reported(
     assert str(empty) in text and "0 bytes" in text
     skip = ["data.on_error=skip", "data.max_error_share=0.1"]
     found = evaluate(capsys, *given, *skip)
-    assert found["pictures"] == found["models"][0]["metrics"]["samples"] == 23
+    assert found["images"] == found["models"][0]["metrics"]["samples"] == 23
     assert found["skipped"] == [str(empty)]
 
 
@@ -230,7 +230,7 @@ def test_checkpoints_of_different_data_are_not_compared(
     both = f"checkpoint=[{runs / 'a'},{tmp_path / 'run'}]"
     assert "trained on different data" in refused(capsys, both, "save=false")
     found = evaluate(capsys, both, "save=false", "data=shapes", "data.val_samples=16")
-    assert found["pictures"] == 16
+    assert found["images"] == 16
 
 
 def test_raw_and_averaged_weights_give_different_numbers(runs: Path, capsys: Capture) -> None:
@@ -247,7 +247,7 @@ def test_raw_and_averaged_weights_give_different_numbers(runs: Path, capsys: Cap
     [["image_size=24"], ["image_size=[16,24]"], ["model.window=2"], ["preprocess.crop_ratio=0.7"]],
     ids=" ".join,
 )
-def test_another_geometry_changes_the_numbers_but_not_the_pictures(
+def test_another_geometry_changes_the_numbers_but_not_the_images(
     runs: Path, capsys: Capture, given: list[str]
 ) -> None:
     usual = evaluate(capsys, f"checkpoint={runs / 'swin'}", "save=false")["models"][0]
@@ -267,7 +267,7 @@ def test_neighbours_are_those_that_scikit_learn_finds(runs: Path, capsys: Captur
     from sklearn.neighbors import KNeighborsClassifier
 
     from vision.checkpoints.open import open_model
-    from vision.data.images.decode import open_picture
+    from vision.data.images.decode import open_image
     from vision.data.images.transforms import evaluation_pixels
     from vision.data.preprocess import normalizer
 
@@ -278,7 +278,7 @@ def test_neighbours_are_those_that_scikit_learn_finds(runs: Path, capsys: Captur
     def features(split: Any) -> tuple[np.ndarray, np.ndarray]:
         assert stored.record is not None and stored.record.data is not None
         source = build_source(stored.record.data, split)
-        opened = [open_picture(source.read(i), 3, "") for i in range(len(source))]
+        opened = [open_image(source.read(i), 3, "") for i in range(len(source))]
         pixels = np.stack([evaluation_pixels(p, stored.preprocess) for p in opened])
         images = normalize(torch.from_numpy(pixels).permute(0, 3, 1, 2))
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Evaluation of whole models: the same numbers however the pictures are divided."""
+"""Evaluation of whole models: the same numbers however the images are divided."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +16,7 @@ from vision.config import parse
 from vision.data.configs import LoaderConfig, PreprocessConfig
 from vision.data.loader import Batch, Loader, Recipe, evaluation_batches
 from vision.data.preprocess import Preprocess, normalizer, resolve_preprocess
-from vision.data.sources.source import Picture
+from vision.data.sources.source import StoredImage
 from vision.evaluation.evaluate import evaluate
 
 CPU = torch.device("cpu")
@@ -24,8 +24,8 @@ SAMPLES, CLASSES = 43, 7
 FAMILIES = ["vit_tiny", "swin_tiny", "swinv2_tiny"]
 
 
-class Pictures:
-    """Random pictures of random classes, the last one unreadable if so wished."""
+class Images:
+    """Random images of random classes, the last one unreadable if so wished."""
 
     def __init__(self, broken: bool = False) -> None:
         self.classes = tuple("abcdefg")
@@ -39,9 +39,9 @@ class Pictures:
     def name(self, index: int) -> str:
         return f"{index}.png"
 
-    def read(self, index: int) -> Picture:
+    def read(self, index: int) -> StoredImage:
         if self.broken and index == SAMPLES - 1:
-            return b"not a picture"
+            return b"not an image"
         return np.random.default_rng(index).integers(0, 256, (32, 32, 3), dtype=np.uint8)
 
 
@@ -53,7 +53,7 @@ def settings(group: str, name: str) -> Any:
 
 
 def preprocess() -> Preprocess:
-    """Pictures as they are: nothing is resized or cut."""
+    """Images as they are: nothing is resized or cut."""
     values = settings("preprocess", "auto") | {"crop_ratio": 1.0}
     return resolve_preprocess(parse(PreprocessConfig, values), 32, 3)
 
@@ -61,7 +61,7 @@ def preprocess() -> Preprocess:
 def loader(workers: int = 0, broken: bool = False) -> Loader:
     recipe = Recipe(preprocess(), None, 0, 10**6, "skip" if broken else "raise")
     config = parse(LoaderConfig, settings("loader", "default"))
-    return Loader(Pictures(broken), recipe, config, workers, max_error_share=0.5)
+    return Loader(Images(broken), recipe, config, workers, max_error_share=0.5)
 
 
 def run(
@@ -71,16 +71,16 @@ def run(
 
 
 def plain_logits(model: nn.Module) -> tuple[Tensor, Tensor]:
-    """Logits and labels of all pictures, by nothing of the code under test."""
-    images = torch.from_numpy(np.stack([np.asarray(Pictures().read(i)) for i in range(SAMPLES)]))
+    """Logits and labels of all images, by nothing of the code under test."""
+    images = torch.from_numpy(np.stack([np.asarray(Images().read(i)) for i in range(SAMPLES)]))
     mean, std = torch.tensor(preprocess().mean), torch.tensor(preprocess().std)
     numbers = ((images / 255 - mean) / std).permute(0, 3, 1, 2)
     with torch.no_grad():
-        return model.eval()(numbers), torch.from_numpy(Pictures().labels)
+        return model.eval()(numbers), torch.from_numpy(Images().labels)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_evaluation_equals_a_plain_pass_over_all_pictures(family: str) -> None:
+def test_evaluation_equals_a_plain_pass_over_all_images(family: str) -> None:
     model = small_model(family, (32, 32))
     logits, labels = plain_logits(model)
     found = run(model, evaluation_batches(loader(), 16))
@@ -125,7 +125,7 @@ def test_evaluation_is_the_same_for_any_number_of_workers() -> None:
     assert run(model, evaluation_batches(loader(workers=2), 16)) == alone
 
 
-def test_picture_that_cannot_be_read_is_not_counted() -> None:
+def test_image_that_cannot_be_read_is_not_counted() -> None:
     model = small_model("vit_tiny", (32, 32))
     found = run(model, evaluation_batches(loader(broken=True), 16))
     logits, labels = plain_logits(model)
@@ -221,7 +221,7 @@ def test_model_of_another_number_of_classes_is_refused() -> None:
 
 
 def test_evaluation_without_batches_is_refused() -> None:
-    with pytest.raises(ValueError, match="no picture to evaluate"):
+    with pytest.raises(ValueError, match="no image to evaluate"):
         run(small_model("vit_tiny", (32, 32)), [])
 
 

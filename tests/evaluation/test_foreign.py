@@ -1,4 +1,4 @@
-"""Weights that other libraries wrote, evaluated on pictures that the call names."""
+"""Weights that other libraries wrote, evaluated on images that the call names."""
 
 import subprocess
 import sys
@@ -55,7 +55,7 @@ def assert_as_timm(
     values: Sequence[Sequence[float]] = IMAGENET,
     order: Sequence[int] = range(8),
 ) -> None:
-    """Every number of timm's own model on the pictures; `order` are the classes of its logits."""
+    """Every number of timm's own model on the images; `order` are the classes of its logits."""
     source = Shapes((32, 32), 0, "val", PICTURES)
     pixels = np.stack([np.asarray(source.read(i)) for i in range(PICTURES)]) / 255
     images = torch.tensor((pixels - np.array(values[0])) / np.array(values[1]))

@@ -168,10 +168,10 @@ def test_loss_of_16_bit_logits_is_summed_in_full_precision(dtype: torch.dtype) -
 
 
 def test_tally_of_nothing_has_no_results() -> None:
-    with pytest.raises(ValueError, match="no picture to evaluate"):
+    with pytest.raises(ValueError, match="no image to evaluate"):
         results(empty_tally(10, CPU))
     filling = torch.zeros(3, dtype=torch.bool)
-    with pytest.raises(ValueError, match="no picture to evaluate"):
+    with pytest.raises(ValueError, match="no image to evaluate"):
         results(tally_of(torch.zeros(3, 10), torch.zeros(3, dtype=torch.long), filling))
 
 
@@ -207,13 +207,13 @@ def test_metrics_of_classes_equal_scikit_learns() -> None:
     precision, recall, f1, support = sklearn_metrics.precision_recall_fscore_support(
         labels, predicted, labels=range(7)
     )
-    assert [row.pictures for row in found] == support.tolist()
+    assert [row.images for row in found] == support.tolist()
     assert [row.recall for row in found] == pytest.approx(recall.tolist())
     assert [row.precision for row in found] == pytest.approx(precision.tolist())
     assert [row.f1 for row in found] == pytest.approx(f1.tolist())
 
 
-def test_class_without_pictures_or_answers_has_no_such_share() -> None:
+def test_class_without_images_or_answers_has_no_such_share() -> None:
     confusion = confusion_counts(torch.tensor([0, 0, 1]), torch.tensor([0, 2, 2]), 4)
     right, never_named, only_named, neither = class_metrics(confusion, 4)
     assert (right.recall, right.precision) == (0.5, 1.0)

@@ -36,7 +36,7 @@ def test_votes_decide_as_scikit_learns_weighted_neighbours(k: int) -> None:
 
 def test_memory_smaller_than_k_is_refused() -> None:
     memory, labels = features(10, seed=0)
-    with pytest.raises(ValueError, match="k = 20, but the memory has 10 pictures"):
+    with pytest.raises(ValueError, match="k = 20, but the memory has 10 images"):
         nearest_classes(memory, labels, memory, 5, 20)
 
 

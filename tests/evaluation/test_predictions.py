@@ -49,7 +49,7 @@ def test_answers_over_any_processes_are_those_of_a_plain_pass(
     assert torch.allclose(model.head(found.features), logits, atol=1e-5)
 
 
-def test_picture_that_cannot_be_read_has_no_answer() -> None:
+def test_image_that_cannot_be_read_has_no_answer() -> None:
     model = small_model("vit_tiny", (32, 32))
     found = run(model, evaluation_batches(loader(broken=True), 16))
     assert found.ids.tolist() == list(range(SAMPLES - 1))
@@ -68,7 +68,7 @@ def test_flipped_views_are_averaged_as_probabilities() -> None:
     assert not torch.allclose(expected, plain.softmax(1), atol=1e-3)
 
 
-def test_speed_leaves_out_the_first_batch_and_counts_pictures() -> None:
+def test_speed_leaves_out_the_first_batch_and_counts_images() -> None:
     model = small_model("vit_tiny", (32, 32))
     assert run(model, evaluation_batches(loader(), SAMPLES)).speed.model is None
     speed = run(model, evaluation_batches(loader(), 10)).speed

@@ -72,7 +72,7 @@ def made_up(
     report = Report(
         split="val",
         data="made up",
-        pictures=len(labels),
+        images=len(labels),
         skipped=("a.png",),
         classes=names,
         augmentation="none",
@@ -192,8 +192,8 @@ def test_page_shows_every_section_without_errors_or_requests(
     report = tab.evaluate("api.report")
     assert f"{100 * report['models'][0]['metrics']['top1']:.2f}" in tab.inner_text("#summary")
     assert tab.locator("#classes tbody tr").count() == classes
-    pictures = tab.evaluate("api.galleries[0].length")
-    assert tab.locator("#gallery img").count() == pictures > 3
+    images = tab.evaluate("api.galleries[0].length")
+    assert tab.locator("#gallery img").count() == images > 3
     assert tab.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
     filled = [bin_ for bin_ in report["models"][0]["calibration"]["all"]["bins"] if bin_["count"]]
     assert tab.locator("#reliability .bin").count() == len(filled) > 3
@@ -220,7 +220,7 @@ def test_confusion_matrix_reads_what_is_under_the_pointer(browser: Any, tmp_path
         }
         canvas.hover(position=place)
         text = tab.inner_text("#readout")
-        assert f"{count.get((actual, predicted), 0)} of 4 pictures" in text
+        assert f"{count.get((actual, predicted), 0)} of 4 images" in text
         assert f"is {tab.evaluate('api.report.class_names')[actual]}" in text
     (actual, predicted), _ = next(entry for entry in count.items() if entry[0][0] != entry[0][1])
     place = {"x": box["left"] + (predicted + 0.5) * cell, "y": box["top"] + (actual + 0.5) * cell}
@@ -237,7 +237,7 @@ def test_thousand_classes_share_squares_until_one_zooms_in(browser: Any, tmp_pat
     block = tab.evaluate("api.matrix.state().block")
     assert block > 1 and f"{block} × {block} classes" in tab.inner_text("#readout")
     box = tab.evaluate("api.matrix.state()")
-    # No picture is lost in joint squares.
+    # No image is lost in joint squares.
     total = tab.evaluate(
         """(box) => { let sum = 0; const seen = new Set();
         for (let y = box.top + 1; y < box.top + box.side; y += 1)

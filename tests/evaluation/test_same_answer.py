@@ -88,7 +88,7 @@ def assert_same(
     found: tuple[dict[str, Any], list[dict[str, str]]],
     expected: tuple[dict[str, Any], list[dict[str, str]]],
 ) -> None:
-    """Every count is equal, every mean agrees to six digits, every picture has the same answer."""
+    """Every count is equal, every mean agrees to six digits, every image has the same answer."""
     (model,), (other,) = found[0]["models"], expected[0]["models"]
     assert {name: model["metrics"][name] for name in EXACT} == {
         name: other["metrics"][name] for name in EXACT
@@ -128,7 +128,7 @@ def test_answer_is_the_same_for_any_batch_size_workers_and_processes(
     weights: Path, tmp_path: Path
 ) -> None:
     whole = evaluate(weights, tmp_path / "whole", f"batch_size={PICTURES}")
-    assert whole[0]["pictures"] == PICTURES == len(whole[1])
+    assert whole[0]["images"] == PICTURES == len(whole[1])
     assert len({row["predicted"] for row in whole[1]}) >= 3  # or counts would say little
     for index, (batch_size, workers, ranks) in enumerate(
         [(1, 0, 1), (7, 0, 1), (5, 2, 1), (64, 1, 1), (6, 0, 2), (64, 0, 2), (4, 0, 3), (1, 0, 5)]

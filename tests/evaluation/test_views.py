@@ -6,7 +6,7 @@ import torch
 from torchvision.transforms import v2
 
 from vision.config import ConfigError
-from vision.data.images.decode import open_picture
+from vision.data.images.decode import open_image
 from vision.data.images.transforms import evaluation_pixels
 from vision.data.preprocess import Preprocess
 from vision.evaluation.augmentation import NUMBER_OF_VIEWS, average, loaded_as, views
@@ -20,8 +20,8 @@ def preprocess(size: tuple[int, int] = (28, 28), ratio: float = 0.875) -> Prepro
 def test_number_of_views_is_the_stated_one_and_the_usual_view_comes_first(
     augmentation: str,
 ) -> None:
-    picture = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
-    opened = open_picture(picture, 3, "picture")
+    image = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    opened = open_image(image, 3, "image")
     loaded = evaluation_pixels(opened, loaded_as(preprocess(), augmentation))  # type: ignore[arg-type]
     images = torch.from_numpy(loaded.copy()).permute(2, 0, 1)[None]
     found = views(images, (28, 28), augmentation)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ class Seen:
 
 
 def seen(name: str = "vit_mini", size: tuple[int, int] = (32, 32), **changes: Any) -> Seen:
-    """A model with weights that are not trivial, and how it is shown pictures."""
+    """A model with weights that are not trivial, and how it is shown images."""
     mean, std = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
     preprocess = Preprocess(size, 3, mean, std, "bilinear", 1.0, {})
     classes = changes.pop("classes", len(NAMES))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from model_settings import pictures, small_model
+from model_settings import random_images, small_model
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ NAMES = ("ant", "bee", "cow", "dog", "eel", "fox", "gnu")
 
 
 def explained_model(kind: str) -> tuple[nn.Module, Tensor]:
-    """A small model of a kind, and one picture for it."""
+    """A small model of a kind, and one image for it."""
     size = (48, 64)
     match kind:
         case "vit":
@@ -39,7 +39,7 @@ def explained_model(kind: str) -> tuple[nn.Module, Tensor]:
             model = small_model("swinv2_tiny", size)
         case _:
             raise ValueError(kind)
-    return model.eval(), pictures(1, 3, *size)
+    return model.eval(), random_images(1, 3, *size)
 
 
 def make_page(kind: str, output: Path, **options: Any) -> PageInfo:
@@ -82,6 +82,6 @@ def decoded(stream: bytes, rows: dict[str, Any]) -> NDArray[np.float64]:
 
 
 def weights_by_plane(weights: Tensor, windowed: bool) -> NDArray[np.float32]:
-    """The weights of one picture's layer in the order in which a page has them: rows, keys."""
+    """The weights of one image's layer in the order in which a page has them: rows, keys."""
     ordered = weights[0].transpose(0, 1) if windowed else weights[0]
     return ordered.reshape(-1, ordered.shape[-1]).numpy()

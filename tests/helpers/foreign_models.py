@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from model_settings import pictures, redraw
+from model_settings import random_images, redraw
 from torch import Tensor, nn
 
 from vision.checkpoints.fit.resize import PositionMethod
@@ -32,7 +32,7 @@ def assert_opens(
     """What is stored there, opened here, gives the peer's logits."""
     opened = open_model(path, **given)
     assert opened.image_size == size
-    images = pictures(2, opened.channels, *size)
+    images = random_images(2, opened.channels, *size)
     with torch.no_grad():
         expected = peer(images)
         expected = getattr(expected, "logits", expected)
@@ -65,7 +65,7 @@ def assert_equal_function(
         found = open_model(path, image_size=image_size, resize_positions=positions, **given)
         reports.append(found.report)
         assert found.trained_size == size
-        images = pictures(2, found.channels, *image_size)
+        images = random_images(2, found.channels, *image_size)
         _assert_close(found.model, reference, images, 1e-4)
         # A table that is resized is rounded to the type of the parameter, so both are in 64 bits.
         build = {"channels": found.channels, "classes": found.classes}

@@ -6,7 +6,7 @@ from typing import Any
 import timm
 import torch
 import transformers
-from model_settings import pictures, redraw, small_model
+from model_settings import random_images, redraw, small_model
 from torch import Tensor, nn
 from torchvision.models import SwinTransformer, VisionTransformer
 from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformerBlockV2
@@ -135,9 +135,9 @@ MODELS = OWN | PEERS
 
 
 def built(name: str, batch: int = 2) -> tuple[nn.Module, Tensor]:
-    """A model, and pictures for it."""
+    """A model, and images for it."""
     make, size = MODELS[name]
-    return make(), pictures(batch, 3, *size)
+    return make(), random_images(batch, 3, *size)
 
 
 def dense(layer: LayerAttention, values: Tensor | None = None) -> Tensor:

@@ -111,6 +111,6 @@ def _redrawn(name: str, noise: Tensor, clamped: bool) -> Tensor:
     return noise / math.sqrt(noise[0].numel())
 
 
-def pictures(*shape: int, seed: int = 0) -> Tensor:
-    """Random pictures, the same for the same seed."""
+def random_images(*shape: int, seed: int = 0) -> Tensor:
+    """Random images, the same for the same seed."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))

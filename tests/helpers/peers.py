@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from model_settings import model_config, pictures, redraw
+from model_settings import model_config, random_images, redraw
 from torch import Tensor, nn
 
 from vision.models.build import build_model
@@ -107,13 +107,13 @@ class Difference(NamedTuple):
 def difference(
     ours: nn.Module, peer: nn.Module, translate: Translate, images: Tensor
 ) -> Difference:
-    """Run both on the same pictures, and back from the same random weighting of the logits."""
+    """Run both on the same images, and back from the same random weighting of the logits."""
     ours.zero_grad()
     peer.zero_grad()
     logits, expected = ours(images), peer(images)
     assert logits.shape == expected.shape
     assert expected.std() > 0.3, "logits that hardly vary show nothing"
-    weighting = pictures(*logits.shape, seed=5)
+    weighting = random_images(*logits.shape, seed=5)
     (logits * weighting).sum().backward()
     (expected * weighting).sum().backward()
     found = {n: p.grad for n, p in ours.named_parameters() if p.grad is not None}

@@ -22,7 +22,7 @@ Parameters = Mapping[str, Tensor]
 def reference_swin(
     config: SwinConfig | SwinV2Config, configured: Grid, parameters: Parameters, images: Tensor
 ) -> Tensor:
-    """Logits (b classes) of a Swin that was configured for pictures of another size or the same."""
+    """Logits (b classes) of a Swin that was configured for images of another size or the same."""
     patch = pair(config.patch_size)
     images = images.double()
     # An incomplete last patch is filled with zeros.

@@ -1,4 +1,4 @@
-"""Training runs small enough for tests: a tiny ViT on a few tiny pictures, for a few steps."""
+"""Training runs small enough for tests: a tiny ViT on a few tiny images, for a few steps."""
 
 import json
 from pathlib import Path
@@ -74,10 +74,10 @@ def assert_same_bits(first: dict[str, Tensor], second: dict[str, Tensor]) -> Non
     assert not different, f"{len(different)} of {len(first)} differ, such as {different[:3]}"
 
 
-def folder_of_pictures(root: Path, pictures: int) -> Path:
+def folder_of_images(root: Path, images: int) -> Path:
     """A folder with two classes that is not split yet."""
     for label, color in (("dark", 40), ("light", 200)):
         (root / label).mkdir(parents=True, exist_ok=True)
-        for number in range(pictures):
+        for number in range(images):
             Image.new("RGB", (20, 24), (color, color, number)).save(root / label / f"{number}.png")
     return root

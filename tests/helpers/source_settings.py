@@ -1,4 +1,4 @@
-"""Configs and small picture files for the tests of the data sources."""
+"""Configs and small image files for the tests of the data sources."""
 
 import io
 import tarfile
@@ -22,7 +22,7 @@ def data_config(choice: str, **changes: Any) -> Any:
     return parse(DataConfig, values | changes)
 
 
-def picture_bytes(shade: int, size: tuple[int, int] = (8, 6), kind: str = "PNG") -> bytes:
+def image_bytes(shade: int, size: tuple[int, int] = (8, 6), kind: str = "PNG") -> bytes:
     """A file of one colour."""
     buffer = io.BytesIO()
     Image.new("RGB", size, (shade % 256, shade // 256 % 256, 0)).save(buffer, kind)
@@ -30,12 +30,12 @@ def picture_bytes(shade: int, size: tuple[int, int] = (8, 6), kind: str = "PNG")
 
 
 def make_folder(root: Path, counts: dict[str, int], first: int = 0) -> None:
-    """A folder per class with so many pictures, all different."""
+    """A folder per class with so many images, all different."""
     shade = first
     for name, count in counts.items():
         (root / name).mkdir(parents=True)
         for number in range(count):
-            (root / name / f"{number:04d}.png").write_bytes(picture_bytes(shade))
+            (root / name / f"{number:04d}.png").write_bytes(image_bytes(shade))
             shade += 1
 
 
@@ -49,6 +49,6 @@ def make_tar(path: Path, members: dict[str, bytes]) -> None:
 
 
 def shade_of(content: bytes) -> int:
-    """The number that `picture_bytes` was given."""
+    """The number that `image_bytes` was given."""
     red, green, _ = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))[0, 0].tolist()
     return int(red) + 256 * int(green)

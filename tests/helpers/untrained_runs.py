@@ -14,7 +14,7 @@ CLASSES = ["bear", "cat", "dog", "eel"]
 
 
 def a_run(folder: Path, *overrides: str) -> Path:
-    """The folder of a run of a small model for pictures of 24 × 24 pixels."""
+    """The folder of a run of a small model for images of 24 × 24 pixels."""
     chosen = overrides or ("model=vit_mini", "model.width=32")
     values, _ = compose("train", ["data.image_size=24", *chosen])
     config = parse(TrainConfig, values)

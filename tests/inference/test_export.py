@@ -50,7 +50,7 @@ def test_export_runs_by_its_own_readme_and_gives_the_same_class(
     folder = tmp_path / kind
     assert main(["export", f"checkpoint={run}", f"format={kind}", f"output={folder}"]) == 0
     assert "largest difference" in capsys.readouterr().out
-    picture = photo(folder)
+    image = photo(folder)
     monkeypatch.chdir(folder)
     text = folder.joinpath("README.md").read_text()
     names: dict[str, object] = {}
@@ -58,15 +58,13 @@ def test_export_runs_by_its_own_readme_and_gives_the_same_class(
     logits = np.asarray(names["logits"])
     loaded = vision.load(run)
     first = capsys.readouterr().out.splitlines()[0]
-    assert first.split(maxsplit=1)[1] == loaded.predict(picture).label
+    assert first.split(maxsplit=1)[1] == loaded.predict(image).label
     assert {oct(path.stat().st_mode & 0o777) for path in folder.glob("[!p]*")} == {
         oct(0o666 & ~umask())
     }
     assert folder.stat().st_mode & 0o777 == 0o777 & ~umask()
     shares = np.exp(logits[0] - logits[0].max())
-    assert shares.max() / shares.sum() == pytest.approx(
-        loaded.predict(picture).probability, abs=0.02
-    )
+    assert shares.max() / shares.sum() == pytest.approx(loaded.predict(image).probability, abs=0.02)
 
 
 def test_export_as_safetensors_holds_weights_preprocessing_and_classes(

@@ -21,7 +21,7 @@ def test_notebook_of_attention_runs_and_shows_a_figure(
         notebook, timeout=120, resources={"metadata": {"path": tmp_path}}
     ).execute()
     outputs = [o for c in notebook.cells if c.cell_type == "code" for o in c.outputs]
-    pictures = [o for o in outputs if "image/png" in o.get("data", {})]
+    images = [o for o in outputs if "image/png" in o.get("data", {})]
     printed = "".join(o.text for o in outputs if o.output_type == "stream" and o.name == "stdout")
-    assert len(pictures) == 1 and "Abnar & Zuidema" in printed
+    assert len(images) == 1 and "Abnar & Zuidema" in printed
     assert os.environ["VISION_CHECKPOINT"]

@@ -1,4 +1,4 @@
-"""Naming pictures: from Python, and with `vision predict`."""
+"""Naming images: from Python, and with `vision predict`."""
 
 import csv
 import io
@@ -19,8 +19,8 @@ import vision
 from vision.checkpoints.native.checkpoint import read_checkpoint, write_checkpoint
 from vision.cli.app import main
 from vision.config import ConfigError
-from vision.data.images.decode import UnreadablePictureError
-from vision.inference.predict import bar, find_pictures
+from vision.data.images.decode import UnreadableImageError
+from vision.inference.predict import bar, find_images
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_load_of_a_run_predicts_what_its_model_says(run: Path, photo: Path) -> N
     assert not loaded.model.training
 
 
-def test_predict_takes_every_kind_of_picture_alike(run: Path, photo: Path) -> None:
+def test_predict_takes_every_kind_of_image_alike(run: Path, photo: Path) -> None:
     loaded = vision.load(run)
     image = Image.open(photo)
     array = np.asarray(image)
@@ -110,16 +110,16 @@ def test_commands_take_what_a_file_does_not_tell(
     assert "model.heads=" in capsys.readouterr().err
     assert main([*words, "model.heads=2"]) == 0
     if command == "predict":
-        picture = vision.load(tmp_path / "vit.pth", heads=2).transform(photo)
+        image = vision.load(tmp_path / "vit.pth", heads=2).transform(photo)
         with torch.no_grad():
-            expected = model(picture[None]).softmax(1).max().item()
+            expected = model(image[None]).softmax(1).max().item()
         answer = json.loads((tmp_path / "out").read_text())
         assert answer["probability"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_predict_of_an_unreadable_file_names_it(run: Path, tmp_path: Path) -> None:
-    tmp_path.joinpath("bad.jpg").write_bytes(b"no picture")
-    with pytest.raises(UnreadablePictureError, match=r"bad\.jpg"):
+    tmp_path.joinpath("bad.jpg").write_bytes(b"no image")
+    with pytest.raises(UnreadableImageError, match=r"bad\.jpg"):
         vision.load(run).predict(tmp_path / "bad.jpg")
 
 
@@ -143,13 +143,13 @@ def test_predict_command_with_bad_files_does_the_rest_and_exits_1(
     Image.open(photo).save(tmp_path / "a.png")
     tmp_path.joinpath("b.png").write_bytes(b"")
     Image.open(photo).save(tmp_path / "c.jpg")
-    tmp_path.joinpath("notes.txt").write_text("no picture, and not named like one")
+    tmp_path.joinpath("notes.txt").write_text("no image, and not named like one")
     output = tmp_path / "out.csv"
     code = main(["predict", f"checkpoint={run}", str(tmp_path), f"output={output}", "batch_size=2"])
     assert code == 1
     error = capsys.readouterr().err
     assert "b.png: the file is empty (0 bytes)." in error
-    assert "1 of 3 pictures could not be read." in error
+    assert "1 of 3 images could not be read." in error
     rows = list(csv.DictReader(output.open()))
     assert [Path(row["image"]).name for row in rows] == ["a.png", "b.png", "c.jpg"]
     assert rows[0]["label_1"] and not rows[1]["label_1"] and "empty" in rows[1]["error"]
@@ -181,12 +181,12 @@ def test_predict_command_as_a_table_shows_names_that_look_like_markup_as_they_ar
     assert all(f" {name} " in text for name in (*names[:3], r"\x1b[2J")) and str(image) in text
 
 
-def test_predict_command_with_attention_saves_a_picture_beside_each_image(
+def test_predict_command_with_attention_saves_a_image_beside_each_image(
     run: Path, photo: Path, tmp_path: Path
 ) -> None:
     Image.open(photo).save(tmp_path / "a.png")
     words = [f"checkpoint={run}", f"images={tmp_path}", "attention=true"]
-    for _ in range(2):  # again: what was written before is no picture to be named
+    for _ in range(2):  # again: what was written before is no image to be named
         assert main(["predict", *words]) == 0
         names = sorted(path.name for path in tmp_path.iterdir())
         assert names == ["a.png", "a_attention.png", "a_attention.txt"]
@@ -198,10 +198,10 @@ def test_predict_command_with_attention_saves_a_picture_beside_each_image(
     ("words", "message"),
     [
         (["images=[]"], "images: which ones?"),
-        (["images=nowhere/*.jpg"], "images: there is no picture in 'nowhere/*.jpg'."),
+        (["images=nowhere/*.jpg"], "images: there is no image in 'nowhere/*.jpg'."),
     ],
 )
-def test_predict_command_without_pictures_exits_2(
+def test_predict_command_without_images_exits_2(
     run: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["predict", f"checkpoint={run}", *words]) == 2
@@ -215,28 +215,28 @@ def test_predict_command_with_missing_file_names_it_and_exits_1(
     assert "nowhere.jpg: No such file or directory" in capsys.readouterr().err
 
 
-def test_find_pictures_takes_folders_patterns_and_lists_each_file_once(tmp_path: Path) -> None:
+def test_find_images_takes_folders_patterns_and_lists_each_file_once(tmp_path: Path) -> None:
     names = ["b.jpg", "a.PNG", "deep/c.webp"]
     for name in [*names, "deep/readme.md"]:
         tmp_path.joinpath(name).parent.mkdir(exist_ok=True)
         tmp_path.joinpath(name).touch()
     everything = [tmp_path / name for name in ("a.PNG", "b.jpg", "deep/c.webp")]
-    assert find_pictures([str(tmp_path)]) == everything
-    assert find_pictures([f"{tmp_path}/*.jpg", str(tmp_path)]) == [
+    assert find_images([str(tmp_path)]) == everything
+    assert find_images([f"{tmp_path}/*.jpg", str(tmp_path)]) == [
         everything[1], everything[0], everything[2],
     ]  # fmt: skip
     listed = io.StringIO(f"{tmp_path / 'b.jpg'}\n\n{tmp_path / 'odd name'}\n")
-    assert find_pictures(["-"], listed) == [tmp_path / "b.jpg", tmp_path / "odd name"]
+    assert find_images(["-"], listed) == [tmp_path / "b.jpg", tmp_path / "odd name"]
     tmp_path.joinpath("empty").mkdir()
-    with pytest.raises(ConfigError, match="no picture in"):
-        find_pictures([str(tmp_path / "empty")])
+    with pytest.raises(ConfigError, match="no image in"):
+        find_images([str(tmp_path / "empty")])
 
 
-def test_find_pictures_reads_a_list_from_standard_input(
+def test_find_images_reads_a_list_from_standard_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("x.jpg\n"))
-    assert find_pictures(["-"]) == [Path("x.jpg")]
+    assert find_images(["-"]) == [Path("x.jpg")]
 
 
 @pytest.mark.parametrize(("share", "length"), [(0.0, 0), (0.5, 10), (1.0, 20), (0.51, 11)])

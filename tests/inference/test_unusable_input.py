@@ -69,7 +69,7 @@ def cut_torch_file(run: Path, path: Path) -> None:
     path.write_bytes(path.read_bytes()[:9000])
 
 
-def a_picture(run: Path, path: Path) -> None:
+def an_image(run: Path, path: Path) -> None:
     Image.fromarray(np.zeros((9, 9, 3), dtype=np.uint8)).save(path, format="png")
 
 
@@ -78,14 +78,14 @@ BAD: dict[Callable[[Path, Path], object], tuple[int, str]] = {
     lambda run, path: path.write_bytes(b""): (1, "is empty (0 bytes)"),
     lambda run, path: path.write_text("my notes\n" * 90): (1, "is a text that starts with"),
     lambda run, path: path.write_text("<html>404</html>"): (1, "is a web page"),
-    a_picture: (1, "is of no kind that is known"),
+    an_image: (1, "is of no kind that is known"),
     cut_short: (1, "is not complete"),
     cut_to_its_header: (1, "is not complete"),
     damaged: (1, "is damaged"),
     cut_torch_file: (1, "perhaps not copied completely"),
     of_the_future: (1, "is of format 99"),
 }
-NAMES = ["missing", "0_bytes", "text", "web_page", "picture", "cut_short", "cut_to_its_header",
+NAMES = ["missing", "0_bytes", "text", "web_page", "image", "cut_short", "cut_to_its_header",
          "damaged", "cut_torch_file", "of_the_future"]  # fmt: skip
 
 
@@ -144,6 +144,6 @@ def test_opset_that_torch_cannot_write_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folder_without_pictures_is_named(run: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_folder_without_images_is_named(run: Path, tmp_path: Path, capsys: Capture) -> None:
     assert main(["predict", f"checkpoint={run}", f"images={tmp_path}"]) == 2
-    assert capsys.readouterr().err == f"error: images: there is no picture in '{tmp_path}'.\n"
+    assert capsys.readouterr().err == f"error: images: there is no image in '{tmp_path}'.\n"

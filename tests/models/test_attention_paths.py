@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_settings import pictures, small_model
+from model_settings import random_images, small_model
 from torch import Tensor, nn
 
 from vision.models.attention import Observer, attention
@@ -49,11 +49,11 @@ def recorder(seen: list[Tensor]) -> Observer:
 
 @pytest.mark.parametrize("windows", [None, 1, 3])
 def test_attention_with_and_without_an_observer_follows_its_formula(windows: int | None) -> None:
-    q, k, v = (pictures(6, 2, 5, 4, seed=seed) for seed in (1, 2, 3))
-    bias = None if windows is None else pictures(windows, 2, 5, 5, seed=4)
+    q, k, v = (random_images(6, 2, 5, 4, seed=seed) for seed in (1, 2, 3))
+    bias = None if windows is None else random_images(windows, 2, 5, 5, seed=4)
     scores = 0.7 * torch.einsum("bhnd,bhmd->bhnm", q, k)
     if bias is not None:
-        # Images first, windows second: pictures 0 and 1 of the batch have three windows each.
+        # Images first, windows second: images 0 and 1 of the batch have three windows each.
         scores = scores + torch.stack([bias[i % len(bias)] for i in range(6)])
     weights = scores.exp() / scores.exp().sum(dim=-1, keepdim=True)
     expected = torch.einsum("bhnm,bhmd->bnhd", weights, v).flatten(2)
@@ -67,7 +67,7 @@ def test_attention_with_and_without_an_observer_follows_its_formula(windows: int
 
 @pytest.mark.parametrize("observed", [True, False])
 def test_attention_dropout_keeps_the_expectation(observed: bool) -> None:
-    q, k = pictures(1, 1, 4, 2, seed=1), pictures(1, 1, 4, 2, seed=2)
+    q, k = random_images(1, 1, 4, 2, seed=1), random_images(1, 1, 4, 2, seed=2)
     v = torch.ones(1, 1, 4, 1)
     observer = (lambda weights: weights) if observed else None
     torch.manual_seed(0)
@@ -83,7 +83,7 @@ def test_attention_dropout_keeps_the_expectation(observed: bool) -> None:
 @pytest.mark.parametrize("training", [True, False])
 def test_model_that_is_observed_gives_the_same_logits(family: str, training: bool) -> None:
     model = build(family).train(training)
-    images = pictures(2, 3, *SIZE)
+    images = random_images(2, 3, *SIZE)
     with torch.no_grad():
         expected = model(images)
         seen: list[Tensor] = []
@@ -102,13 +102,15 @@ def test_model_whose_observer_changes_the_weights_follows_them(family: str) -> N
     model = build(family)
     module = attentions(model)[1]
     with torch.no_grad():
-        tokens = pictures(2, 4 * 16 if family.startswith("swin") else 9, module.proj.in_features)
+        tokens = random_images(
+            2, 4 * 16 if family.startswith("swin") else 9, module.proj.in_features
+        )
         extra = (None,)
         module.observer = torch.zeros_like
         nothing = module(tokens, *extra)
         # Weights of zero leave the bias of the output layer.
         assert torch.allclose(nothing, module.proj.bias.expand_as(nothing), atol=1e-6)
-        images = pictures(2, 3, *SIZE)
+        images = random_images(2, 3, *SIZE)
         changed = model(images)
         module.observer = None
         assert (changed - model(images)).abs().max().item() > 1e-3
@@ -125,7 +127,7 @@ def test_observed_weights_receive_gradients(family: str) -> None:
         return weights
 
     attentions(model)[0].observer = observe
-    model(pictures(2, 3, *SIZE))[:, 0].sum().backward()
+    model(random_images(2, 3, *SIZE))[:, 0].sum().backward()
     assert seen[0].grad is not None
     assert seen[0].grad.abs().sum() > 0
 
@@ -140,7 +142,7 @@ def statics(model: nn.Module) -> list[Tensor | None]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_static_bias_gives_the_same_logits_and_is_gone_afterwards(family: str) -> None:
     model = build(family)
-    images, other = pictures(2, 3, *SIZE), pictures(2, 3, 44, 20)
+    images, other = random_images(2, 3, *SIZE), random_images(2, 3, 44, 20)
     with torch.no_grad():
         expected = model(images), model(other)
         with static_bias(model):
@@ -180,19 +182,19 @@ def test_static_bias_computes_each_bias_once(family: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(kind, "bias", counted)
     with torch.no_grad(), static_bias(model):
         for _ in range(3):
-            model(pictures(1, 3, *SIZE))
+            model(random_images(1, 3, *SIZE))
     assert len(calls) == len(attentions(model))
 
 
 @pytest.mark.parametrize("family", ["swin", "swin_v2"])
 def test_bias_outside_static_bias_follows_every_kind_of_update(family: str) -> None:
     model = build(family)
-    images = pictures(2, 3, *SIZE)
+    images = random_images(2, 3, *SIZE)
     name = {
         "swin": "layers.0.blocks.1.attn.relative_position_bias_table",
         "swin_v2": "layers.0.blocks.1.attn.cpb_mlp.2.weight",
     }[family]
-    other = {name: pictures(*model.get_parameter(name).shape, seed=8)}
+    other = {name: random_images(*model.get_parameter(name).shape, seed=8)}
     with torch.no_grad():
         before = model(images)
         with static_bias(model):
@@ -206,7 +208,7 @@ def test_bias_outside_static_bias_follows_every_kind_of_update(family: str) -> N
 
 def test_static_bias_entered_again_and_again_compiles_two_graphs() -> None:
     model = small_model("swin_tiny", (16, 16), depths=[1], heads=[2]).eval()
-    images = pictures(1, 3, 16, 16)
+    images = random_images(1, 3, 16, 16)
     graphs = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
@@ -227,7 +229,7 @@ def test_static_bias_entered_again_and_again_compiles_two_graphs() -> None:
 @pytest.mark.parametrize("family", SWINS)
 def test_static_bias_works_with_gradients_for_everything_else(family: str) -> None:
     model = build(family)
-    images = pictures(2, 3, *SIZE)
+    images = random_images(2, 3, *SIZE)
     model(images).sum().backward()
     expected = model.get_parameter("patch_embed.proj.weight").grad
     model.zero_grad()

@@ -1,11 +1,11 @@
-"""Pictures of a size that a model was not configured for."""
+"""Images of a size that a model was not configured for."""
 
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from model_settings import pictures, small_model
+from model_settings import random_images, small_model
 from torch import Tensor
 
 from vision.models.layers import Classifier, Grid
@@ -30,11 +30,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 def test_model_at_another_size_works_and_gives_back_the_configured_size(family: str) -> None:
     name, changes = FAMILIES[family]
     model = small_model(name, CONFIGURED, **changes)
-    images = pictures(2, 3, *CONFIGURED)
+    images = random_images(2, 3, *CONFIGURED)
     with torch.no_grad():
         before = model(images)
         for size in SIZES:
-            logits = model(pictures(2, 3, *size))
+            logits = model(random_images(2, 3, *size))
             assert logits.shape == (2, 7)
             assert logits.isfinite().all()
         assert torch.equal(model(images), before)
@@ -61,7 +61,7 @@ def assert_equal_to_one_built_for(size: Grid, name: str, **changes: Any) -> None
     model = small_model(name, CONFIGURED, **changes)
     built = small_model(name, size, **changes)
     built.load_state_dict(model.state_dict(), strict=True)
-    images = pictures(2, 3, *size)
+    images = random_images(2, 3, *size)
     for training in (True, False):
         expected = built.train(training)(images)
         assert (model.train(training)(images) - expected).abs().max().item() < 1e-6
@@ -82,7 +82,7 @@ def test_swin_at_a_size_below_its_windows_equals_one_built_with_the_middle_of_it
             assert state[name].shape == parameter.shape
     built.load_state_dict(state, strict=True)
     assert windows(built)[-1] == (2, 3) != windows(model)[-1]
-    images = pictures(2, 3, *SMALLER)
+    images = random_images(2, 3, *SMALLER)
     assert (model(images) - built(images)).abs().max().item() < 1e-5
 
 
@@ -91,7 +91,7 @@ def test_swin_v2_at_a_size_below_its_windows_equals_one_built_with_those_as_pret
     built = small_model("swinv2_tiny", SMALLER, pretrained_window=[4, 4, 4])
     built.load_state_dict(model.state_dict(), strict=True)
     assert windows(built)[-1] == (2, 3) != windows(model)[-1]
-    images = pictures(2, 3, *SMALLER)
+    images = random_images(2, 3, *SMALLER)
     assert (model(images) - built(images)).abs().max().item() < 1e-5
 
 
@@ -120,5 +120,5 @@ def test_swin_with_a_table_at_another_size_equals_one_built_with_the_resized_tab
     table = F.interpolate(table, size=(size[0] // 2, size[1] // 2), mode="bicubic", antialias=True)
     state["absolute_pos_embed"] = table.permute(0, 2, 3, 1).flatten(1, 2)
     built.load_state_dict(state, strict=True)
-    images = pictures(2, 3, *size)
+    images = random_images(2, 3, *size)
     assert (model(images) - built(images)).abs().max().item() < 1e-5

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_settings import model_config, pictures, small_model
+from model_settings import model_config, random_images, small_model
 from torch import Tensor, nn
 
 from vision.config import ConfigError
@@ -35,7 +35,7 @@ def plain_names(name: str) -> set[str]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_lora_before_training_changes_no_logit(name: str) -> None:
-    images = pictures(2, 3, *SIZE)
+    images = random_images(2, 3, *SIZE)
     model = small_model(name, SIZE).eval()
     before = model(images)
     layers = add_lora(model, rank=2, alpha=3.0, targets=EVERYWHERE)
@@ -46,7 +46,7 @@ def test_lora_before_training_changes_no_logit(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_merged_model_gives_the_same_logits_under_the_plain_names(name: str) -> None:
-    images = pictures(2, 3, *SIZE)
+    images = random_images(2, 3, *SIZE)
     model = with_lora(name)
     tensors = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     plain, low_rank = small_model(name, SIZE).eval()(images), model(images)
@@ -87,7 +87,7 @@ def test_every_addition_gets_a_gradient_and_with_recomputation_the_same(name: st
         model = with_lora(name, checkpoint_activations=recompute).train()
         for key, parameter in model.named_parameters():
             parameter.requires_grad_("lora" in key)
-        model(pictures(2, 3, *SIZE)).square().sum().backward()
+        model(random_images(2, 3, *SIZE)).square().sum().backward()
         gradients.append({k: p.grad for k, p in model.named_parameters() if p.grad is not None})
         assert all("lora" in key for key in gradients[-1])
         assert all(gradient.abs().max() > 0 for gradient in gradients[-1].values())
@@ -99,7 +99,7 @@ def test_every_addition_gets_a_gradient_and_with_recomputation_the_same(name: st
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_model_with_lora_compiles_and_keeps_static_biases(name: str) -> None:
-    images = pictures(2, 3, *SIZE)
+    images = random_images(2, 3, *SIZE)
     one_stage: dict[str, Any] = {} if name == "vit_base" else {"depths": [2], "heads": [2]}
     model = with_lora(name, **one_stage)
     expected = model(images)

@@ -10,7 +10,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from model_settings import SMALL_SWIN, SMALL_VIT, model_config, pictures, small_model
+from model_settings import SMALL_SWIN, SMALL_VIT, model_config, random_images, small_model
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -77,7 +77,7 @@ def test_timm_model_has_the_weights_that_timm_draws_from_the_seed() -> None:
     torch.manual_seed(3)
     peer = timm.create_model("resnet10t", num_classes=5)
     assert same({f"model.{n}": t for n, t in peer.state_dict().items()}, ours.state_dict())
-    images = pictures(2, 3, *SIZE)
+    images = random_images(2, 3, *SIZE)
     assert torch.equal(ours.eval()(images), peer.eval()(images))
 
 
@@ -93,7 +93,7 @@ def test_model_built_on_meta_and_initialised_later_is_the_same_model(family: str
             parameter.fill_(torch.nan)  # as memory may be
         later.init_weights(torch.Generator().manual_seed(7))
     assert same(direct.state_dict(), later.state_dict())
-    images = pictures(2, 3, *SIZE)
+    images = random_images(2, 3, *SIZE)
     assert torch.equal(direct(images), later(images))
 
 
@@ -102,7 +102,7 @@ def test_model_built_on_meta_and_loaded_later_is_the_same_model(family: str) -> 
     model = redrawn(family)
     later = build(family, device="meta", classes=7).eval().to_empty(device="cpu")
     later.load_state_dict(model.state_dict(), strict=True)
-    images = pictures(2, 3, *SIZE)
+    images = random_images(2, 3, *SIZE)
     assert torch.equal(model(images), later(images))
 
 
@@ -117,7 +117,7 @@ def test_model_stores_its_parameters_and_nothing_derived(family: str) -> None:
 @pytest.mark.parametrize("way", ["deepcopy", "pickle", "torch.save"])
 def test_model_copied_as_a_whole_gives_the_same_logits_on_its_own(family: str, way: str) -> None:
     model = redrawn(family)
-    images = pictures(2, 3, *SIZE)
+    images = random_images(2, 3, *SIZE)
     expected = model(images)
     match way:
         case "deepcopy":
@@ -139,7 +139,7 @@ def test_model_copied_as_a_whole_gives_the_same_logits_on_its_own(family: str, w
 @pytest.mark.parametrize("family", FAMILIES)
 def test_model_that_was_in_low_precision_has_exact_derived_tensors_again(family: str) -> None:
     model = redrawn(family)
-    state, images = copy.deepcopy(model.state_dict()), pictures(2, 3, *SIZE)
+    state, images = copy.deepcopy(model.state_dict()), random_images(2, 3, *SIZE)
     expected = model(images)
     model.to(torch.bfloat16).to(torch.float32).load_state_dict(state)
     assert torch.equal(model(images), expected)
@@ -149,7 +149,7 @@ def test_model_that_was_in_low_precision_has_exact_derived_tensors_again(family:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_model_under_torch_func_gives_gradients_per_sample(family: str) -> None:
     model = redrawn(family)
-    images, labels = pictures(3, 3, *SIZE), torch.arange(3)
+    images, labels = random_images(3, 3, *SIZE), torch.arange(3)
     parameters = {name: p.detach() for name, p in model.named_parameters()}
 
     def loss(parameters: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ def test_gradients_are_made_without_operations_whose_sums_depend_on_threads(fami
     # The gradient of table[index] is an index_put that adds in another order every time when
     # several threads take part; that of index_select is not.
     model = redrawn(family).train()
-    images = pictures(2, 3, *SIZE)
+    images = random_images(2, 3, *SIZE)
     with Operations() as operations:
         model(images).sum().backward()
     forbidden = {name for name in operations.names if re.match("_?(index_put|scatter|put)", name)}
@@ -211,4 +211,4 @@ def test_timm_model_takes_its_drop_path_and_checkpointing() -> None:
     model: Any = build_model(config, (32, 32), classes=5)
     assert model.model.grad_checkpointing
     assert model.model.blocks[-1].drop_path1.drop_prob == pytest.approx(0.3)
-    assert model(pictures(2, 3, 32, 32)).shape == (2, 5)
+    assert model(random_images(2, 3, 32, 32)).shape == (2, 5)

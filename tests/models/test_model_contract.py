@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from model_settings import model_config, model_names, model_values, pictures, shrink
+from model_settings import model_config, model_names, model_values, random_images, shrink
 from torch import Tensor
 
 from vision.config import parse
@@ -57,7 +57,7 @@ training_and_evaluating = pytest.mark.parametrize("training", [True, False], ids
 
 
 def size_for(config: ModelConfig) -> Grid:
-    """Small pictures of odd sides, smaller ones where every pixel is a token. Not all of timm's
+    """Small images of odd sides, smaller ones where every pixel is a token. Not all of timm's
     models can have odd sides.
     """
     if isinstance(config, TimmConfig):
@@ -70,7 +70,7 @@ def build(config: ModelConfig, **arguments: Any) -> Classifier:
 
 
 def images_for(config: ModelConfig, batch: int = 2, channels: int = 3) -> Tensor:
-    return pictures(batch, channels, *size_for(config))
+    return random_images(batch, channels, *size_for(config))
 
 
 def test_configs_hold_the_models_that_are_known() -> None:
@@ -169,7 +169,7 @@ def test_model_learns_a_batch_by_heart(config: ModelConfig) -> None:
 def assert_compiled_is_equal(config: ModelConfig, training: bool, backend: str) -> None:
     """As one graph, the same logits or gradients."""
     model = build(config).train(training)
-    images, weighting = images_for(config), pictures(2, 5, seed=3)
+    images, weighting = images_for(config), random_images(2, 5, seed=3)
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend=backend)
     if not training:
@@ -206,7 +206,7 @@ def assert_exported_is_equal(config: ModelConfig, training: bool) -> None:
     batch = torch.export.Dim("batch", min=1, max=64)
     program = torch.export.export(model, (images_for(config),), dynamic_shapes=({0: batch},))
     exported = program.module()
-    for size in (2, 5) if training else (1, 2, 5):  # a batch norm cannot learn from one picture
+    for size in (2, 5) if training else (1, 2, 5):  # a batch norm cannot learn from one image
         images = images_for(config, size)
         with torch.no_grad():
             assert torch.allclose(exported(images), model(images), atol=1e-5)
@@ -269,5 +269,5 @@ def test_model_compiled_for_one_size_is_compiled_again_for_another(config: Model
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         for size in (size_for(config), (61, 20)):
-            images = pictures(2, 3, *size)
+            images = random_images(2, 3, *size)
             assert torch.allclose(compiled(images), model(images), atol=1e-5)

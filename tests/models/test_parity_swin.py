@@ -8,7 +8,7 @@ import pytest
 import timm
 import torch
 import torchvision
-from model_settings import SMALL_SWIN, pictures, small_model
+from model_settings import SMALL_SWIN, random_images, small_model
 from peers import (
     CLASSES,
     assert_different,
@@ -37,7 +37,7 @@ def test_swin_of_the_papers_size_equals_timm(version: str) -> None:
     name = {"swin_tiny": "swin_tiny_patch4_window7_224", "swinv2_tiny": "swinv2_tiny_window8_256"}
     peer = timm.create_model(name[version], num_classes=CLASSES, drop_path_rate=0)
     ours = counterpart(peer, (size, size), version)
-    assert_equal(ours, peer, from_timm, pictures(1, 3, size, size), modes=(True,))
+    assert_equal(ours, peer, from_timm, random_images(1, 3, size, size), modes=(True,))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -49,7 +49,7 @@ def test_swin_of_the_papers_size_equals_torchvision(version: str) -> None:
         if isinstance(module, torchvision.ops.StochasticDepth):
             module.p = 0
     ours = counterpart(peer, (size, size), version, from_torchvision_swin)
-    assert_equal(ours, peer, from_torchvision_swin, pictures(1, 3, size, size), modes=(False,))
+    assert_equal(ours, peer, from_torchvision_swin, random_images(1, 3, size, size), modes=(False,))
 
 
 def timm_swin(version: str, size: Grid, **options: Any) -> Any:
@@ -68,7 +68,7 @@ def timm_swin(version: str, size: Grid, **options: Any) -> Any:
 
 
 def torchvision_small(version: str, window: Grid) -> Any:
-    """A small Swin of torchvision's, for pictures of any size."""
+    """A small Swin of torchvision's, for images of any size."""
     second = version == "swinv2_tiny"
     block = torchvision_swin.SwinTransformerBlockV2 if second else None
     merging = torchvision_swin.PatchMergingV2 if second else torchvision_swin.PatchMerging
@@ -124,13 +124,13 @@ def test_swin_with_a_choice_that_timm_has_equals_timm(version: str, choice: str)
     size, theirs, changes = CHOICES[choice]
     peer = timm_swin(version, size, **theirs)
     ours = counterpart(peer, size, version, **(SMALL_SWIN | changes))
-    assert_equal(ours, peer, from_timm, pictures(2, 3, *size))
+    assert_equal(ours, peer, from_timm, random_images(2, 3, *size))
 
 
 def test_swin_v2_with_a_pretrained_window_equals_timm() -> None:
     peer = timm_swin("swinv2_tiny", (64, 64), pretrained_window_sizes=(6, 6, 3))
     ours = counterpart(peer, (64, 64), "swinv2_tiny", pretrained_window=[6, 6, 3], **SMALL_SWIN)
-    assert_equal(ours, peer, from_timm, pictures(2, 3, 64, 64))
+    assert_equal(ours, peer, from_timm, random_images(2, 3, 64, 64))
 
 
 @pytest.mark.parametrize(("window", "trained"), [(8, None), (7, None), (16, 12), (12, 6), (3, 8)])
@@ -162,7 +162,7 @@ def test_swin_v2_with_scales_above_the_clamp_equals_timm() -> None:
     peer = timm_swin("swinv2_tiny", (32, 64), depths=(1,), num_heads=(2,))
     changes = SMALL_SWIN | {"depths": [1], "heads": [2]}
     ours = counterpart(peer, (32, 64), "swinv2_tiny", clamped=True, **changes)
-    assert_equal(ours, peer, from_timm, pictures(2, 3, 32, 64))
+    assert_equal(ours, peer, from_timm, random_images(2, 3, 32, 64))
 
 
 @pytest.mark.parametrize(("version", "size"), [("swin_tiny", (32, 64)), ("swinv2_tiny", (8, 8))])
@@ -172,7 +172,7 @@ def test_swin_in_double_precision_equals_timm(version: str, size: Grid) -> None:
     peer = timm_swin(version, size, depths=(2, 3), num_heads=(2, 2))
     changes = SMALL_SWIN | {"depths": [2, 3], "heads": [2, 2]}
     ours = counterpart(peer, size, version, clamped=True, **changes)
-    images = pictures(2, 3, *size).double()
+    images = random_images(2, 3, *size).double()
     assert_equal(ours.double(), peer.double(), from_timm, images, logits=1e-9, gradients=1e-9)
 
 
@@ -185,7 +185,7 @@ def test_swin_equals_torchvision(version: str, size: Grid, window: Grid) -> None
     peer = torchvision_small(version, window)
     changes = SMALL_SWIN | {"window": list(window)}
     ours = counterpart(peer, size, version, from_torchvision_swin, **changes)
-    assert_equal(ours, peer, from_torchvision_swin, pictures(2, 3, *size))
+    assert_equal(ours, peer, from_torchvision_swin, random_images(2, 3, *size))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -203,7 +203,7 @@ def test_swin_at_another_size_equals_torchvision(version: str, size: Grid) -> No
         peer.features = peer.features[:4]
         peer.norm, peer.head = nn.LayerNorm(32, eps=1e-5), nn.Linear(32, CLASSES)
     ours = counterpart(peer, (32, 32), version, from_torchvision_swin, **changes)
-    assert_equal(ours, peer, from_torchvision_swin, pictures(2, 3, *size))
+    assert_equal(ours, peer, from_torchvision_swin, random_images(2, 3, *size))
 
 
 # What the comparisons above would see ----------------------------------------------------------
@@ -239,7 +239,7 @@ def test_swin_parity_with_a_part_taken_out_fails(
         case "residual":
             monkeypatch.setattr(SwinBlock, "forward", _no_residual)
             monkeypatch.setattr(SwinV2Block, "forward", _no_residual_v2)
-    images = pictures(2, 3, 32, 64)
+    images = random_images(2, 3, 32, 64)
     if part != "bias":
         assert_different(ours, peer, from_timm, images)
     with torch.no_grad():  # without the bias some parameters have no gradient to compare
@@ -251,7 +251,7 @@ def test_swin_parity_with_a_parameter_set_to_zero_fails(version: str) -> None:
     peer = timm_swin(version, (32, 64))
     ours = counterpart(peer, (32, 64), version, **SMALL_SWIN)
     start = {name: tensor.clone() for name, tensor in ours.state_dict().items()}
-    images = pictures(2, 3, 32, 64)
+    images = random_images(2, 3, 32, 64)
     with torch.no_grad():
         expected = peer(images)
         for name, parameter in ours.named_parameters():
@@ -265,6 +265,6 @@ def test_swin_with_static_biases_equals_timm(version: str) -> None:
     peer = timm_swin(version, (32, 64)).eval()
     ours = counterpart(peer, (32, 64), version, **SMALL_SWIN).eval()
     assert isinstance(ours, Swin)
-    images = pictures(2, 3, 32, 64)
+    images = random_images(2, 3, 32, 64)
     with torch.no_grad(), static_bias(ours):
         assert (ours(images) - peer(images)).abs().max() < 1e-5

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from model_settings import SMALL_VIT, pictures
+from model_settings import SMALL_VIT, random_images
 from peers import (
     CLASSES,
     assert_different,
@@ -39,7 +39,7 @@ def test_vit_of_a_papers_size_equals_timm(name: str, size: Grid) -> None:
         peer = timm.create_model(f"{name}_patch16_224", img_size=size, num_classes=CLASSES)
     peer.to_empty(device="cpu")
     ours = counterpart(peer, size, name)
-    assert_equal(ours, peer, from_timm, pictures(1, 3, *size))
+    assert_equal(ours, peer, from_timm, random_images(1, 3, *size))
 
 
 def timm_vit(size: Grid, **options: Any) -> VisionTransformer:
@@ -107,14 +107,14 @@ def test_vit_with_a_choice_that_timm_has_equals_timm(choice: str) -> None:
     size = theirs.pop("img_size", (32, 48))
     peer = timm_vit(size, **theirs)
     ours = counterpart(peer, size, "vit_base", **(SMALL_VIT | changes))
-    assert_equal(ours, peer, from_timm, pictures(2, 3, *size))
+    assert_equal(ours, peer, from_timm, random_images(2, 3, *size))
 
 
 @pytest.mark.parametrize("channels", [1, 5])
 def test_vit_of_other_channels_equals_timm(channels: int) -> None:
     peer = timm_vit((32, 32), in_chans=channels)
     ours = counterpart(peer, (32, 32), "vit_base", channels=channels, **SMALL_VIT)
-    assert_equal(ours, peer, from_timm, pictures(2, channels, 32, 32))
+    assert_equal(ours, peer, from_timm, random_images(2, channels, 32, 32))
 
 
 def test_vit_with_registers_and_a_class_position_equals_timm_with_that_position_in_the_token() -> (
@@ -131,7 +131,7 @@ def test_vit_with_registers_and_a_class_position_equals_timm_with_that_position_
         return found | {"cls_token": found["cls_token"] - row}
 
     ours = counterpart(peer, (32, 48), "vit_base", translate, **SMALL_VIT, registers=4)  # type: ignore[arg-type]
-    images = pictures(2, 3, 32, 48)
+    images = random_images(2, 3, 32, 48)
     with torch.no_grad():
         assert (ours(images) - peer(images)).abs().max() < 1e-5
 
@@ -143,7 +143,7 @@ def test_vit_at_another_size_resizes_its_table_as_timm_does(size: Grid, class_ro
         (32, 48), dynamic_img_size=True, dynamic_img_pad=True, no_embed_class=not class_row
     )
     ours = counterpart(peer, (32, 48), "vit_base", class_token_position=class_row, **SMALL_VIT)
-    assert_equal(ours, peer, from_timm, pictures(2, 3, *size))
+    assert_equal(ours, peer, from_timm, random_images(2, 3, *size))
 
 
 ROTARY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -181,18 +181,18 @@ def test_vit_with_rotary_positions_equals_timms_axial_rope(choice: str) -> None:
     peer = Eva(img_size=(32, 48), dynamic_img_size=True, **(rope | size | theirs))
     changes = SMALL_VIT | {"positions": "rotary", "layer_scale": 1e-5} | changes
     ours = counterpart(peer, (32, 48), "vit_base", **changes)
-    assert_equal(ours, peer, from_timm, pictures(2, 3, 32, 48))
-    assert_equal(ours, peer, from_timm, pictures(2, 3, 56, 24))
+    assert_equal(ours, peer, from_timm, random_images(2, 3, 32, 48))
+    assert_equal(ours, peer, from_timm, random_images(2, 3, 56, 24))
 
 
 def test_vit_small_with_rotary_positions_equals_timms_rope_model() -> None:
     peer = timm.create_model("vit_small_patch16_rope_224", img_size=96, num_classes=CLASSES)
     ours = counterpart(peer, (96, 96), "vit_small", positions="rotary", layer_scale=1e-5)
-    assert_equal(ours, peer, from_timm, pictures(1, 3, 96, 96))
+    assert_equal(ours, peer, from_timm, random_images(1, 3, 96, 96))
 
 
 def torchvision_small(size: int) -> Any:
-    """A small ViT of torchvision's. It has square pictures and the class token only."""
+    """A small ViT of torchvision's. It has square images and the class token only."""
     return torchvision_vit.VisionTransformer(
         image_size=size,
         patch_size=8,
@@ -208,7 +208,7 @@ def torchvision_small(size: int) -> Any:
 def test_vit_equals_torchvision(size: int) -> None:
     peer = torchvision_small(size)
     ours = counterpart(peer, (size, size), "vit_base", from_torchvision_vit, **SMALL_VIT)
-    assert_equal(ours, peer, from_torchvision_vit, pictures(2, 3, size, size))
+    assert_equal(ours, peer, from_torchvision_vit, random_images(2, 3, size, size))
 
 
 # What the comparisons above would see ----------------------------------------------------------
@@ -223,7 +223,7 @@ def test_vit_parity_without_a_residual_fails(monkeypatch: pytest.MonkeyPatch) ->
     peer = timm_vit((32, 48))
     ours = counterpart(peer, (32, 48), "vit_base", **SMALL_VIT)
     monkeypatch.setattr(Block, "forward", _no_residual)
-    assert_different(ours, peer, from_timm, pictures(2, 3, 32, 48))
+    assert_different(ours, peer, from_timm, random_images(2, 3, 32, 48))
 
 
 @pytest.mark.parametrize(
@@ -235,4 +235,4 @@ def test_vit_parity_with_a_parameter_set_to_zero_fails(part: str) -> None:
     ours = counterpart(peer, (32, 48), "vit_base", **SMALL_VIT)
     with torch.no_grad():
         ours.get_parameter(part).zero_()
-    assert_different(ours, peer, from_timm, pictures(2, 3, 32, 48))
+    assert_different(ours, peer, from_timm, random_images(2, 3, 32, 48))

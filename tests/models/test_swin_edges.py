@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from model_settings import pictures, small_model
+from model_settings import random_images, small_model
 from torch import Tensor
 
 import vision.models.layers
@@ -43,8 +43,8 @@ def test_swin_token_after_two_blocks_depends_on_its_two_windows_only(
     model = small_model(
         version, grid, channels=1, patch_size=1, depths=[2], heads=[2], window=list(window)
     )
-    images = pictures(1, 1, *grid).requires_grad_()
-    features = model.forward_features(images)[0] @ pictures(16, seed=3)
+    images = random_images(1, 1, *grid).requires_grad_()
+    features = model.forward_features(images)[0] @ random_images(16, seed=3)
     found = torch.stack(
         [torch.autograd.grad(token, images, retain_graph=True)[0].flatten() for token in features]
     )
@@ -59,8 +59,8 @@ def test_swin_at_an_image_size_that_windows_do_not_divide_leaks_nothing_across_t
     # A grid of 64 in windows of 7 is 256 pixels on a Swin-T. Padded after the shift, the last rows
     # would see the first ones.
     model = small_model(version, (256, 256), patch_size=4, depths=[2], heads=[2], window=7, width=8)
-    images = pictures(1, 3, 256, 256).requires_grad_()
-    tokens = model.forward_features(images).view(64, 64, 8) @ pictures(8, seed=3)
+    images = random_images(1, 3, 256, 256).requires_grad_()
+    tokens = model.forward_features(images).view(64, 64, 8) @ random_images(8, seed=3)
     (by_row,) = torch.autograd.grad(tokens[62].sum(), images, retain_graph=True)
     (by_column,) = torch.autograd.grad(tokens[:, 62].sum(), images)
     assert by_row[:, :, : 56 * 4].eq(0).all()
@@ -75,12 +75,12 @@ def test_swin_logits_do_not_depend_on_what_padding_holds(
     version: str, size: Grid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = small_model(version, size)
-    images = pictures(2, 3, *size)
+    images = random_images(2, 3, *size)
     expected = model(images)
 
     def noisy(images: Tensor, step: Grid) -> Tensor:
         below, right = -images.shape[2] % step[0], -images.shape[3] % step[1]
-        padded = pictures(*F.pad(images, (0, right, 0, below)).shape, seed=9)
+        padded = random_images(*F.pad(images, (0, right, 0, below)).shape, seed=9)
         padded[:, :, : images.shape[2], : images.shape[3]] = images
         return padded
 
@@ -92,11 +92,9 @@ def test_swin_logits_do_not_depend_on_what_padding_holds(
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("mode", ["train", "eval"])
-def test_swin_picture_of_a_batch_gets_the_logits_that_it_gets_alone(
-    version: str, mode: str
-) -> None:
+def test_swin_image_of_a_batch_gets_the_logits_that_it_gets_alone(version: str, mode: str) -> None:
     model = small_model(version, (36, 28)).train(mode == "train")
-    images = pictures(3, 3, 36, 28)
+    images = random_images(3, 3, 36, 28)
     together = model(images)
     alone = torch.cat([model(images[i : i + 1]) for i in range(3)])
     assert (together - alone).abs().max().item() < 1e-5
@@ -110,7 +108,7 @@ def test_swin_v2_down_to_windows_of_one_token_is_finite(size: Grid) -> None:
         "swinv2_tiny", size, patch_size=4, window=8, depths=[2, 2, 2, 2], heads=[1, 2, 2, 2]
     )
     assert model.windows[-1] == (1, 1 if size[1] < 48 else 2)
-    logits = model(pictures(2, 3, *size))
+    logits = model(random_images(2, 3, *size))
     logits.sum().backward()
     assert logits.isfinite().all()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())

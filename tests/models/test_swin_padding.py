@@ -8,7 +8,7 @@ import pytest
 import torch
 import torchvision
 import transformers
-from model_settings import SMALL_SWIN, model_config, pictures, redraw, small_model
+from model_settings import SMALL_SWIN, model_config, random_images, redraw, small_model
 from peers import CLASSES, assert_equal, counterpart, from_torchvision_swin
 from test_parity_swin import torchvision_small
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ def test_attended_padding_equals_torchvision_in_logits_and_gradients(
 ) -> None:
     peer = torchvision_small(version, (4, 4))
     ours = counterpart(peer, size, version, from_torchvision_swin, **ATTEND)
-    assert_equal(ours, peer, from_torchvision_swin, pictures(2, 3, *size))
+    assert_equal(ours, peer, from_torchvision_swin, random_images(2, 3, *size))
 
 
 # Sizes that were not configured; below 32 pixels grids are smaller than the windows, which
@@ -45,7 +45,7 @@ def test_attended_padding_equals_torchvision_at_any_size_in_both_precisions(
 ) -> None:
     peer = torchvision_small(version, (4, 4)).eval()
     ours = counterpart(peer, (32, 32), version, from_torchvision_swin, **ATTEND).eval()
-    images = pictures(2, 3, *size)
+    images = random_images(2, 3, *size)
     with torch.no_grad():
         assert share(ours(images), peer(images)) < 1e-4
         assert share(ours.double()(images.double()), peer.double()(images.double())) < 1e-9
@@ -66,7 +66,7 @@ def test_attended_padding_equals_torchvision_at_the_papers_size(
     windows = [[7, 7] if version == "swin_tiny" else [8, 8]] * 4
     changes = {"padding": "attend", "window": windows}
     ours = counterpart(peer, (size, size), version, from_torchvision_swin, **changes).eval()
-    images = pictures(1, 3, size, size)
+    images = random_images(1, 3, size, size)
     with torch.no_grad():
         assert share(ours(images), peer(images)) < 1e-4
         assert share(ours.double()(images.double()), peer.double()(images.double())) < 1e-9
@@ -87,7 +87,7 @@ def test_attended_padding_equals_transformers(version: str, size: int) -> None:
     redraw(peer).double().eval()
     ours = build_model(model_config(version, **ATTEND), (size, size), classes=CLASSES)
     ours.load_state_dict(huggingface.to_ours(peer.state_dict()).tensors)
-    images = pictures(2, 3, size, size).double()
+    images = random_images(2, 3, size, size).double()
     with torch.no_grad():
         assert share(ours.double().eval()(images), peer(images).logits) < 1e-9
 
@@ -101,16 +101,16 @@ def pair_of_models(version: str, size: Grid) -> list[nn.Module]:
 def test_padding_makes_a_difference_only_where_there_is_some(version: str) -> None:
     masked, attended = pair_of_models(version, (32, 32))
     with torch.no_grad():
-        images = pictures(2, 3, 32, 32)
+        images = random_images(2, 3, 32, 32)
         assert torch.equal(masked(images), attended(images))
-        images = pictures(2, 3, 36, 44)
+        images = random_images(2, 3, 36, 44)
         assert share(attended(images), masked(images)) > 0.01
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_static_biases_of_attended_padding_change_nothing(version: str) -> None:
     attended = pair_of_models(version, (36, 44))[1]
-    images = pictures(2, 3, 36, 44)
+    images = random_images(2, 3, 36, 44)
     with torch.no_grad():
         expected = attended(images)
         with static_bias(attended):
@@ -122,8 +122,8 @@ def test_attended_padding_brings_nothing_across_the_edge(version: str) -> None:
     model = small_model(
         version, (40, 40), patch_size=4, depths=[2], heads=[2], width=8, padding="attend"
     )
-    images = pictures(1, 3, 40, 40).requires_grad_()
-    tokens = model.forward_features(images).view(10, 10, 8) @ pictures(8, seed=3)
+    images = random_images(1, 3, 40, 40).requires_grad_()
+    tokens = model.forward_features(images).view(10, 10, 8) @ random_images(8, seed=3)
     (by_last_row,) = torch.autograd.grad(tokens[9].sum(), images)
     assert by_last_row[:, :, : 4 * 4].eq(0).all()  # its two windows are rows 6 to 9 and 4 to 11
     assert by_last_row[:, :, 4 * 4 :].ne(0).all()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_settings import pictures, redraw, small_model
+from model_settings import random_images, redraw, small_model
 from reference_swin import reference_swin
 from torch import Tensor
 
@@ -26,7 +26,7 @@ def reference(model: Classifier, configured: Grid, images: Tensor) -> tuple[Tens
 def assert_follows_reference(model: Classifier, configured: Grid, images: Tensor) -> None:
     """Logits within 1e-5 and gradients within 1e-4, training and evaluating."""
     expected, parameters = reference(model, configured, images)
-    weighting = pictures(*expected.shape, seed=5)
+    weighting = random_images(*expected.shape, seed=5)
     (expected * weighting).sum().backward()
     for training in (True, False):
         model.train(training).zero_grad()
@@ -83,7 +83,7 @@ GEOMETRIES: dict[str, tuple[Grid, dict[str, Any]]] = {
 def test_swin_on_any_grid_follows_the_definition(version: str, geometry: str) -> None:
     size, changes = GEOMETRIES[geometry]
     model = small_model(version, size, **changes)
-    assert_follows_reference(model, size, pictures(2, 3, *size))
+    assert_follows_reference(model, size, random_images(2, 3, *size))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -92,23 +92,23 @@ def test_swin_on_any_grid_follows_the_definition(version: str, geometry: str) ->
 )
 def test_swin_at_another_size_follows_the_definition(version: str, size: Grid) -> None:
     model = small_model(version, (32, 48))
-    assert_follows_reference(model, (32, 48), pictures(1, 3, *size))
+    assert_follows_reference(model, (32, 48), random_images(1, 3, *size))
 
 
 @pytest.mark.parametrize("size", [(48, 48), (22, 30)])
 def test_swin_v2_with_a_pretrained_window_follows_the_definition(size: Grid) -> None:
     model = small_model("swinv2_tiny", size, pretrained_window=[6, 5, 2])
-    assert_follows_reference(model, size, pictures(1, 3, *size))
+    assert_follows_reference(model, size, random_images(1, 3, *size))
 
 
 def test_swin_v2_with_scales_above_the_clamp_follows_the_definition() -> None:
     # In double precision: rounding grows with scores of this size.
     model = redraw(small_model("swinv2_tiny", (32, 44)), clamped=True).double()
-    assert_follows_reference(model, (32, 44), pictures(1, 3, 32, 44).double())
+    assert_follows_reference(model, (32, 44), random_images(1, 3, 32, 44).double())
 
 
 def test_swin_follows_the_definition_at_a_size_of_the_papers() -> None:
     model = small_model(
         "swin_tiny", (60, 100), patch_size=4, window=7, depths=[2, 2, 2, 2], heads=[1, 2, 4, 8]
     )
-    assert_follows_reference(model, (60, 100), pictures(1, 3, 60, 100))
+    assert_follows_reference(model, (60, 100), random_images(1, 3, 60, 100))

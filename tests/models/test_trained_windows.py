@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_settings import SMALL_SWIN, model_config, pictures, small_model
+from model_settings import SMALL_SWIN, model_config, random_images, small_model
 
 from vision.config import ConfigError
 from vision.models.build import build_model
@@ -51,7 +51,7 @@ def test_pinned_windows_give_the_logits_of_the_trained_model(
     assert stage_windows(pinned, size) == trained.windows
     with torch.no_grad():
         for shown in (TRAINED, size):
-            images = pictures(2, 3, *shown)
+            images = random_images(2, 3, *shown)
             expected = trained(images)  # it keeps its windows and is only shown other images
             assert torch.equal(built(pinned, TRAINED, trained)(images), expected)
             assert torch.equal(built(pinned, size, trained)(images), expected)
@@ -89,7 +89,7 @@ def test_another_window_of_swin_v2_is_measured_in_the_windows_of_training() -> N
 def test_the_window_of_training_given_again_changes_no_logit() -> None:
     trained = small_model("swinv2_tiny", TRAINED, window=8).eval()
     changed = change_window(trained.config, 8, TRAINED)
-    images = pictures(2, 3, *TRAINED)
+    images = random_images(2, 3, *TRAINED)
     with torch.no_grad():
         assert torch.equal(built(changed, TRAINED, trained)(images), trained(images))
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from model_settings import pictures, small_model
+from model_settings import random_images, small_model
 from timm.layers.drop import DropPath as TimmDropPath
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
@@ -26,7 +26,7 @@ def step(model: Classifier, size: tuple[int, int], seed: int) -> tuple[Tensor, d
     """Loss and gradients of a training step under a seed."""
     model.train().zero_grad()
     torch.manual_seed(seed)
-    loss = F.cross_entropy(model(pictures(4, 3, *size)), torch.arange(4))
+    loss = F.cross_entropy(model(random_images(4, 3, *size)), torch.arange(4))
     loss.backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return loss.detach(), {name: g.clone() for name, g in gradients.items()}
@@ -61,7 +61,7 @@ def test_checkpointed_activations_keep_fewer_tensors_for_the_backward_pass(famil
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            model(pictures(4, 3, 32, 32))
+            model(random_images(4, 3, 32, 32))
         kept.append(sum(sizes))
     assert kept[1] < 0.5 * kept[0]
 
@@ -109,7 +109,7 @@ def test_drop_path_drops_whole_samples_and_keeps_the_expectation() -> None:
 def test_drop_path_near_one_leaves_the_embedding(name: str) -> None:
     # With every branch dropped a ViT is its embedding and norm; the rest must not depend on blocks.
     model = small_model(name, (32, 32), drop_path=0.999_999, drop_path_schedule="uniform").train()
-    images = pictures(2, 3, 32, 32)
+    images = random_images(2, 3, 32, 32)
     torch.manual_seed(0)
     expected = model(images)
     with torch.no_grad():
@@ -125,7 +125,7 @@ def test_drop_path_near_one_leaves_the_embedding(name: str) -> None:
 def test_every_kind_of_dropout_acts_in_training_only(name: str, setting: str) -> None:
     plain = small_model(name, (32, 32)).eval()
     model = small_model(name, (32, 32), **dict[str, Any]({setting: 0.5}))
-    images = pictures(2, 3, 32, 32)
+    images = random_images(2, 3, 32, 32)
     with torch.no_grad():
         assert torch.equal(model.eval()(images), plain(images))
         torch.manual_seed(0)
@@ -145,7 +145,7 @@ def test_model_under_bfloat16_autocast_stays_close_to_single_precision(
 ) -> None:
     name, changes = FAMILIES[family]
     model = small_model(name, (36, 28), **changes).train(training)
-    images = pictures(2, 3, 36, 28)
+    images = random_images(2, 3, 36, 28)
     expected = model(images)
     with torch.autocast("cpu", torch.bfloat16):
         found = model(images)
@@ -158,7 +158,7 @@ def test_model_under_bfloat16_autocast_stays_close_to_single_precision(
 def test_model_in_bfloat16_stays_close_to_single_precision(family: str) -> None:
     name, changes = FAMILIES[family]
     model = small_model(name, (36, 28), **changes).eval()
-    images = pictures(2, 3, 36, 28)
+    images = random_images(2, 3, 36, 28)
     with torch.no_grad():
         expected = model(images)
         found = model.to(torch.bfloat16)(images.bfloat16())
@@ -172,7 +172,7 @@ def test_model_in_double_precision_computes_in_it(family: str) -> None:
     # in single precision.
     name, changes = FAMILIES[family]
     model = small_model(name, (32, 32), **changes).double().eval()
-    images, direction = (pictures(1, 3, 32, 32, seed=s).double() for s in (0, 1))
+    images, direction = (random_images(1, 3, 32, 32, seed=s).double() for s in (0, 1))
     with torch.no_grad():
         ahead, behind = (model(images + h * direction)[0, 0] for h in (1e-6, -1e-6))
     images.requires_grad_()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from measuring import counted_macs, kept_bytes
-from model_settings import SMALL_VIT, model_config, pictures, small_model
+from model_settings import SMALL_VIT, model_config, random_images, small_model
 from peers import CLASSES, assert_equal, counterpart, from_timm
 from timm.layers import SwiGLUPacked
 from timm.models.deit import VisionTransformerDistilled
@@ -35,8 +35,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def test_vit_with_a_distillation_token_equals_timm() -> None:
     peer = VisionTransformerDistilled(img_size=(32, 48), num_classes=CLASSES, **TIMM)
     ours = counterpart(peer, (32, 48), "vit_base", **SMALL_VIT, distillation_token=True)
-    assert_equal(ours, peer, from_timm, pictures(2, 3, 32, 48))
-    assert torch.isfinite(ours(pictures(2, 3, 64, 64))).all()
+    assert_equal(ours, peer, from_timm, random_images(2, 3, 32, 48))
+    assert torch.isfinite(ours(random_images(2, 3, 64, 64))).all()
 
 
 def test_vit_with_a_gated_mlp_equals_timm() -> None:
@@ -44,12 +44,12 @@ def test_vit_with_a_gated_mlp_equals_timm() -> None:
     peer = VisionTransformer(img_size=32, num_classes=CLASSES, **gated, **TIMM)
     changes: dict[str, Any] = {"mlp": "gated", "activation": "silu", "mlp_ratio": 2.5}
     ours = counterpart(peer, (32, 32), "vit_base", **SMALL_VIT, **changes)
-    assert_equal(ours, peer, from_timm, pictures(2, 3, 32, 32))
+    assert_equal(ours, peer, from_timm, random_images(2, 3, 32, 32))
 
 
 def test_vit_with_both_poolings_sees_the_class_token_and_the_mean_of_the_patches() -> None:
     model = small_model("vit_base", (32, 32), pool="class_token_and_mean", registers=2).eval()
-    images = pictures(2, 3, 32, 32)
+    images = random_images(2, 3, 32, 32)
     with torch.no_grad():
         tokens = model.forward_features(images)
         pooled = torch.cat([tokens[:, 0], tokens[:, 3:].mean(1)], dim=1)
@@ -67,7 +67,7 @@ def test_cost_of_a_variant_equals_what_the_model_has_and_does(variant: str, clas
     assert figures.activation_bytes == kept_bytes(config, (32, 48), classes)
     if classes:
         assert cost(config, (32, 48)).macs == counted_macs(config, (32, 48))
-    assert figures.layers[-1].output == tuple(model(pictures(1, 3, 32, 48)).shape[1:])
+    assert figures.layers[-1].output == tuple(model(random_images(1, 3, 32, 48)).shape[1:])
 
 
 @pytest.mark.parametrize(

@@ -123,9 +123,9 @@ def test_batch_that_processes_cannot_share_is_refused_with_what_would_fit(tmp_pa
     ("settings", "expected"),
     [
         (["batch_size=9"], "batch_size = 9 cannot be shared equally by 2 processes"),
-        (["batch_size=2", "data.train_samples=1"], "has 1 pictures, fewer than one global batch"),
+        (["batch_size=2", "data.train_samples=1"], "has 1 images, fewer than one global batch"),
     ],
-    ids=["batch not divisible", "more processes than pictures"],
+    ids=["batch not divisible", "more processes than images"],
 )
 def test_mistake_under_torchrun_ends_both_processes_with_one_message(
     tmp_path: Path, settings: list[str], expected: str
@@ -140,7 +140,7 @@ def test_mistake_under_torchrun_ends_both_processes_with_one_message(
 
 
 @pytest.mark.slow
-def test_fewer_validation_pictures_than_processes_are_counted_once(tmp_path: Path) -> None:
+def test_fewer_validation_images_than_processes_are_counted_once(tmp_path: Path) -> None:
     settings = [*SHORT, "data.val_samples=1", "log.wandb=disabled"]
     launch = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     process = start(sys.executable, *launch, "train.py", *words(tmp_path, *settings))
@@ -181,4 +181,4 @@ def test_mistake_from_the_shell_prints_one_line_and_exits_2(tmp_path: Path) -> N
     )
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
-    assert line.startswith("error: the training set has 4 pictures, fewer than one global batch")
+    assert line.startswith("error: the training set has 4 images, fewer than one global batch")

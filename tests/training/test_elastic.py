@@ -108,5 +108,5 @@ def test_loss_that_is_no_number_in_another_process_is_explained_by_the_one_that_
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 1, output
     assert output.count("error: ") == 1, output
-    expected = r"the loss of step 1 is not a finite number: .* for the pictures \d+, \d+\. Lower "
+    expected = r"the loss of step 1 is not a finite number: .* for the images \d+, \d+\. Lower "
     assert re.search(expected, output), output

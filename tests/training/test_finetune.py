@@ -171,11 +171,11 @@ def test_new_classes_get_a_new_head_and_keep_the_rest(tmp_path: Path, pretrained
     from PIL import Image
 
     for label, color in (("dark", 20), ("light", 220), ("red", 120)):
-        (tmp_path / "pictures" / label).mkdir(parents=True)
+        (tmp_path / "images" / label).mkdir(parents=True)
         for number in range(8):
-            file = tmp_path / "pictures" / label / f"{number}.png"
+            file = tmp_path / "images" / label / f"{number}.png"
             Image.new("RGB", (20, 20), (color, color, number)).save(file)
-    more = ["data=folder", f"data.root={tmp_path / 'pictures'}", "data.val_fraction=0.25"]
+    more = ["data=folder", f"data.root={tmp_path / 'images'}", "data.val_fraction=0.25"]
     config = tuned_config(tmp_path, pretrained, *more, *TUNED["head"], data=False)
     assert train(config, "x") == 0
     report = json.loads((tmp_path / "run" / "load_report.json").read_text())

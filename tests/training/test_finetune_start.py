@@ -10,7 +10,7 @@ import torch
 from finetune_runs import base_run, explicit_model, stop_after, tuned_config, weights_of
 from model_settings import model_names, redraw
 from safetensors.torch import save_file
-from small_runs import folder_of_pictures, last_tensors, metrics, status
+from small_runs import folder_of_images, last_tensors, metrics, status
 
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.native.checkpoint import read_checkpoint, read_record
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small ViT, trained on pictures from −1 to 1."""
+    """A small ViT, trained on images from −1 to 1."""
     return base_run(tmp_path_factory.mktemp("vit"), "preprocess=inception")
 
 
@@ -82,7 +82,7 @@ def test_preprocessing_comes_from_the_weights_and_what_is_given_wins_with_a_warn
 
 @pytest.mark.parametrize("model", ["auto", "named"])
 @pytest.mark.parametrize("source", ["own run", "file of timm"])
-def test_size_of_the_pictures_comes_from_the_weights_unless_it_is_given(
+def test_size_of_the_images_comes_from_the_weights_unless_it_is_given(
     tmp_path: Path, pretrained: Path, model: str, source: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own, place = source == "own run", pretrained
@@ -92,7 +92,7 @@ def test_size_of_the_pictures_comes_from_the_weights_unless_it_is_given(
         )
         place = tmp_path / "model.safetensors"
         save_file(theirs.state_dict(), place)
-    more = ["data=folder", f"data.root={folder_of_pictures(tmp_path / 'pictures', 8)}"]
+    more = ["data=folder", f"data.root={folder_of_images(tmp_path / 'images', 8)}"]
     more += ["data.val_fraction=0.25", "duration=2steps"]
     if model == "named":
         more += explicit_model("vit_mini")

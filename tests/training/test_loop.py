@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from small_runs import (
     RICH,
     assert_same_bits,
-    folder_of_pictures,
+    folder_of_images,
     last_tensors,
     metrics,
     small_config,
@@ -24,7 +24,7 @@ from vision.checkpoints.open import open_model
 from vision.cli.app import main
 from vision.cli.composition import compose
 from vision.config import ConfigError, UserError, parse
-from vision.data.images.decode import UnreadablePictureError
+from vision.data.images.decode import UnreadableImageError
 from vision.data.loader import Loader, Recipe, training_batches
 from vision.data.order import TrainingPlan
 from vision.data.preprocess import normalizer, resolve_preprocess, usual_values
@@ -155,13 +155,13 @@ def test_train_in_16_bits_stays_close_to_fp32(tmp_path: Path, precision: str) ->
     assert losses[precision] != losses["fp32"]
 
 
-def test_train_with_loss_that_overflows_names_step_pictures_and_module(tmp_path: Path) -> None:
+def test_train_with_loss_that_overflows_names_step_images_and_module(tmp_path: Path) -> None:
     words = ["optimizer.learning_rate=1e30", "optimizer.clip=none", "schedule.warmup=0steps"]
     with pytest.raises(NonFiniteError) as caught:
         train(small_config(tmp_path, *words), "x")
     message = str(caught.value)
     assert "the loss of step 2 is not a finite number: first in " in message
-    assert "for the pictures " in message
+    assert "for the images " in message
     assert status(tmp_path)["status"] == "failed"
 
 
@@ -215,12 +215,12 @@ def test_train_out_of_memory_names_peak_micro_batch_and_the_setting_to_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fail: Callable[[], None]
 ) -> None:
     monkeypatch.setattr(training_step, "training_loss", lambda *arguments: fail())
-    expected = r"at 8 pictures per device \(peak [0-9.]+ GiB\).*max_batch_per_device=4"
+    expected = r"at 8 images per device \(peak [0-9.]+ GiB\).*max_batch_per_device=4"
     with pytest.raises(UserError, match=expected):
         train(small_config(tmp_path / "eight"), "x")
-    with pytest.raises(UserError, match=r"at 1 pictures.*model\.checkpoint_activations=true"):
+    with pytest.raises(UserError, match=r"at 1 images.*model\.checkpoint_activations=true"):
         train(small_config(tmp_path / "one", "max_batch_per_device=1"), "x")
-    with pytest.raises(UserError, match=r"single picture per device.*checkpoint_activations"):
+    with pytest.raises(UserError, match=r"single image per device.*checkpoint_activations"):
         train(small_config(tmp_path / "auto", "max_batch_per_device=auto"), "x")
 
 
@@ -278,29 +278,29 @@ def test_train_ends_with_commands_that_can_be_typed(
         assert str(tmp_path) in capsys.readouterr().out
 
 
-def test_train_on_a_folder_keeps_its_split_when_pictures_are_added(tmp_path: Path) -> None:
-    root = folder_of_pictures(tmp_path / "pictures", 12)
+def test_train_on_a_folder_keeps_its_split_when_images_are_added(tmp_path: Path) -> None:
+    root = folder_of_images(tmp_path / "images", 12)
     more = [f"data.root={root}", "data.val_fraction=0.25", "duration=4steps"]
     config = folder_config(tmp_path, *more)
     assert train(config, "x") == 0
     before = (tmp_path / "run" / "split.csv").read_text()
-    folder_of_pictures(tmp_path / "pictures", 30)
+    folder_of_images(tmp_path / "images", 30)
     assert (tmp_path / "run" / "split.csv").read_text() == before
     stored = open_model(tmp_path / "run")
     assert stored.class_names == ("dark", "light")
     assert len(build_source(own_data(stored), "val")) == 6  # not 15
 
 
-def test_train_skipping_unreadable_pictures_lists_them_in_the_run(tmp_path: Path) -> None:
-    root = folder_of_pictures(tmp_path / "pictures", 12)
+def test_train_skipping_unreadable_images_lists_them_in_the_run(tmp_path: Path) -> None:
+    root = folder_of_images(tmp_path / "images", 12)
     (root / "dark" / "3.png").write_bytes(b"")
     more = [f"data.root={root}", "data.val_fraction=0.25", "duration=6steps"]
-    with pytest.raises(UnreadablePictureError, match=r"dark/3\.png"):
+    with pytest.raises(UnreadableImageError, match=r"dark/3\.png"):
         train(folder_config(tmp_path / "raise", *more), "x")
     more += ["data.on_error=skip", "data.max_error_share=0.2"]
     assert train(folder_config(tmp_path / "skip", *more), "x") == 0
     listed = (tmp_path / "skip" / "run" / "skipped-0.jsonl").read_text()
-    assert json.loads(listed)["picture"].endswith("dark/3.png")
+    assert json.loads(listed)["image"].endswith("dark/3.png")
     assert "0 bytes" in json.loads(listed)["reason"]
 
 

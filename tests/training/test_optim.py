@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_settings import model_config, pictures, small_model
+from model_settings import model_config, random_images, small_model
 from timm.optim import param_groups_layer_decay
 from torch import nn
 
@@ -174,7 +174,7 @@ def test_learning_rate_is_set_by_the_share_of_each_group() -> None:
 
 def descend(model: Classifier, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
     """Losses while learning one small batch by heart."""
-    images, labels = pictures(8, 3, 32, 32), torch.arange(8) % 7
+    images, labels = random_images(8, 3, 32, 32), torch.arange(8) % 7
     losses = []
     for _ in range(steps):
         loss = nn.functional.cross_entropy(model(images), labels)

@@ -101,8 +101,8 @@ def test_epoch_has_as_many_steps_as_the_loader_makes(samples: int, tail: str) ->
     assert planned.total == 2 * planned.steps_per_epoch
 
 
-def test_plan_of_fewer_pictures_than_a_batch_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"9 pictures, fewer than one global batch of 10"):
+def test_plan_of_fewer_images_than_a_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"9 images, fewer than one global batch of 10"):
         plan(9)
     assert plan(9, loader__tail="pad").steps_per_epoch == 1
 

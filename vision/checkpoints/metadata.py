@@ -14,7 +14,7 @@ INTERPOLATIONS = ("nearest", "lanczos", "bilinear", "bicubic")
 
 @dataclass
 class Metadata:
-    """What is written beside the weights about the model and its pictures."""
+    """What is written beside the weights about the model and its images."""
 
     origin: str
     architecture: str | None = None
@@ -105,7 +105,7 @@ def _hugging_face_preprocess(values: Mapping[str, Any]) -> dict[str, Any]:
     if values.get("do_center_crop") and shorter and crop is not None and crop[0] <= shorter:
         result["crop_ratio"] = crop[0] / shorter
     elif not values.get("do_center_crop") and size is not None:
-        result["crop_ratio"] = 1.0  # the whole picture
+        result["crop_ratio"] = 1.0  # the whole image
     return result
 
 

@@ -119,12 +119,12 @@ def _data(config: LookConfig, chosen: Choices) -> int:
     from vision.data.loader import Loader, Recipe, training_batches
     from vision.data.order import TrainingPlan
     from vision.data.preprocess import normalizer, resolve_preprocess, usual_values
-    from vision.data.sources.build import build_source, picture_size
+    from vision.data.sources.build import build_source, image_size
     from vision.data.tools.contact_sheet import contact_sheet
 
     source = build_source(config.data, "train")
     preprocess = resolve_preprocess(
-        config.preprocess, picture_size(config.data)[0], source.channels, usual_values(config.data)
+        config.preprocess, image_size(config.data)[0], source.channels, usual_values(config.data)
     )
     recipe = Recipe(
         preprocess, config.augment, config.seed, config.loader.max_pixels, config.data.on_error
@@ -132,7 +132,7 @@ def _data(config: LookConfig, chosen: Choices) -> int:
     loader = Loader(source, recipe, config.loader, 0, config.data.max_error_share)
     plan = TrainingPlan(
         config.seed,
-        config.pictures,
+        config.count,
         config.data.sampling,
         config.augment.repeats,
         tail="pad",
@@ -145,7 +145,7 @@ def _data(config: LookConfig, chosen: Choices) -> int:
     sheet = contact_sheet(images, targets, source.classes, preprocess)
     config.output.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(config.output)
-    print(f"{config.pictures} training pictures are in {config.output}.")
+    print(f"{config.count} training images are in {config.output}.")
     return 0
 
 
@@ -176,9 +176,9 @@ def _prepare(config: PrepareConfig, chosen: Choices) -> int:
     with Progress(console=Console(stderr=True)) as progress:
         written = prepare(config, progress)
     for part in written:
-        pictures = sum(shard.count for shard in part.shards)
+        images = sum(shard.count for shard in part.shards)
         size = sum(shard.bytes for shard in part.shards) / 1e6
-        print(f"{part.split}: {pictures:,} pictures in {len(part.shards)} shards, {size:,.1f} MB")
+        print(f"{part.split}: {images:,} images in {len(part.shards)} shards, {size:,.1f} MB")
     print(f"Train on them with data=webdataset data.root={config.output}")
     return 0
 
@@ -316,12 +316,12 @@ COMMANDS = {
         implied=_model_of_weights,
     ),
     "data": Command(
-        "a sheet of training pictures as the model gets them, or a check of all", LookConfig, _data
+        "a sheet of training images as the model gets them, or a check of all", LookConfig, _data
     ),
     "prepare": Command("write a data set as resized tar shards", PrepareConfig, _prepare),
     "train": Command("train a model, or go on with a run", TrainConfig, _train, _sweep),
     "eval": Command("evaluate checkpoints, alone or side by side", EvalConfig, _eval),
-    "predict": Command("what a model says of pictures", PredictConfig, _predict, paths="images"),
+    "predict": Command("what a model says of images", PredictConfig, _predict, paths="images"),
     "visualize": Command(
         "where models look, as figures, numbers and pages, and how true these are",
         VisualizeConfig,

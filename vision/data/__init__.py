@@ -1,1 +1,1 @@
-"""Pictures, from files on disk to batches."""
+"""Images, from files on disk to batches."""

@@ -25,51 +25,51 @@ class _Shared(Config):
     """What every data set has."""
 
     seed: Count
-    """Decides which pictures a split or a subset holds (for `shapes`: also how they look).
+    """Decides which images a split or a subset holds (for `shapes`: also how they look).
 
-    It is not the run's seed: runs with different seeds are to be compared on the same pictures, and
+    It is not the run's seed: runs with different seeds are to be compared on the same images, and
     a run that goes on from another one's weights must not validate on what those weights were
     trained with.
     """
     samples_per_class: PositiveInt | None
-    """Train on at most so many pictures of each class; fewer are a subset of more."""
+    """Train on at most so many images of each class; fewer are a subset of more."""
     train_fraction: Annotated[float, Field(gt=0, le=1)]
     """Train on this share of each class; a smaller share is a subset of a larger one."""
     sampling: Literal["uniform", "balanced"]
-    """Every picture once per epoch, or every class equally often."""
+    """Every image once per epoch, or every class equally often."""
     on_error: Literal["raise", "skip"]
-    """What to do with a picture that cannot be read."""
+    """What to do with an image that cannot be read."""
     max_error_share: Probability
-    """Stop when more than this share of the pictures had to be skipped."""
+    """Stop when more than this share of the images had to be skipped."""
 
 
 class _Stored(_Shared):
     """What every data set on a disk has."""
 
     image_size: Size | Auto
-    """Size of the pictures that the model sees. auto: the one that the weights were trained with;
-    without weights 224, or that of the pictures where a known set has small ones.
+    """Size of the images that the model sees. auto: the one that the weights were trained with;
+    without weights 224, or that of the images where a known set has small ones.
     """
     val_fraction: Share | None
-    """Validate on this share of the training pictures, taken away from them class by class.
+    """Validate on this share of the training images, taken away from them class by class.
 
-    null: on the set's own validation pictures, or on its test pictures where it has no others.
+    null: on the set's own validation images, or on its test images where it has no others.
     """
 
 
 class ShapesConfig(_Shared):
-    """Pictures made on the fly: in clutter an object, told by shape, texture and colour."""
+    """Images made on the fly: in clutter an object, told by shape, texture and colour."""
 
     kind: Literal["shapes"]
     image_size: Size
-    """Size of the pictures, and of what the model sees."""
+    """Size of the images, and of what the model sees."""
     train_samples: PositiveInt
     val_samples: PositiveInt
     test_samples: PositiveInt
 
 
 class FolderConfig(_Stored):
-    """Picture files: a folder per class (split already or not), or a table that lists them."""
+    """Image files: a folder per class (split already or not), or a table that lists them."""
 
     kind: Literal["folder"]
     root: Path
@@ -77,10 +77,10 @@ class FolderConfig(_Stored):
     """A CSV file with the columns path (relative to root) and label, and if you like split and
     group.
 
-    Pictures of one group (a patient, a video) stay on one side of every split.
+    Images of one group (a patient, a video) stay on one side of every split.
     """
     test_fraction: Share | None
-    """Set this share of all pictures apart for testing; only where they are not yet split."""
+    """Set this share of all images apart for testing; only where they are not yet split."""
     channels: Literal[1, 3]
 
     @model_validator(mode="after")
@@ -134,7 +134,7 @@ class HuggingFaceConfig(_Stored):
 
     kind: Literal["huggingface"]
     path: Text
-    """A name on the hub, or a local folder: of `save_to_disk`, Parquet files, or pictures."""
+    """A name on the hub, or a local folder: of `save_to_disk`, Parquet files, or images."""
     configuration: Text | None
     """Which of the set's configurations, where it has several."""
     revision: Text | None
@@ -146,7 +146,7 @@ class HuggingFaceConfig(_Stored):
     val: Text | None
     test: Text | None
     image_column: Text
-    """auto: the only column of pictures."""
+    """auto: the only column of images."""
     label_column: Text
     """auto: the only column of class labels."""
     channels: Literal[1, 3]
@@ -164,14 +164,14 @@ DataConfig = Annotated[
 
 
 class PrepareConfig(Config):
-    """Writing a data set as tar shards of pictures that are no larger than training needs."""
+    """Writing a data set as tar shards of images that are no larger than training needs."""
 
     data: DataConfig
     output: Path
     short_side: PositiveInt | None
-    """Pictures with a longer short side are shrunk to it; null: every file as it is."""
+    """Images with a longer short side are shrunk to it; null: every file as it is."""
     image_format: Literal["jpeg", "webp", "png"]
-    """What shrunk pictures, and those that were never files, are stored as."""
+    """What shrunk images, and those that were never files, are stored as."""
     quality: Annotated[int, Field(ge=1, le=100)]
     """Of JPEG and WebP."""
     shard_size: Annotated[int, Field(ge=1)]
@@ -204,13 +204,13 @@ class PreprocessConfig(Config):
 
 
 class AugmentConfig(Config):
-    """What happens to pictures: crop, flip, policy, colours, erasing; and to batches: mixing."""
+    """What happens to images: crop, flip, policy, colours, erasing; and to batches: mixing."""
 
     crop: Literal["random_resized", "random", "center"]
-    """A random part, resized; a random place in the resized, padded picture; or as in evaluation.
+    """A random part, resized; a random place in the resized, padded image; or as in evaluation.
     """
     crop_area: tuple[AreaShare, AreaShare]
-    """random_resized: smallest and largest area, as a share of the picture's."""
+    """random_resized: smallest and largest area, as a share of the image's."""
     crop_aspect: tuple[Positive, Positive]
     """random_resized: smallest and largest width / height, drawn uniformly in the logarithm."""
     padding: Count
@@ -230,7 +230,7 @@ class AugmentConfig(Config):
     erase: Probability
     """Of erasing a rectangle (Zhong et al., AAAI 2020)."""
     erase_area: tuple[AreaShare, AreaShare]
-    """Smallest and largest erased area, as a share of the picture's."""
+    """Smallest and largest erased area, as a share of the image's."""
     erase_aspect: tuple[Positive, Positive]
     erase_fill: Literal["noise", "mean"]
     mixup: NotNegative
@@ -243,8 +243,8 @@ class AugmentConfig(Config):
     """Share of CutMix among the mixed batches, where both are on."""
     label_smoothing: Rate
     repeats: PositiveInt
-    """Repeated augmentation (Hoffer et al., CVPR 2020): every picture of an epoch comes this often,
-    in different forms; an epoch is as long as ever, so that it holds fewer pictures."""
+    """Repeated augmentation (Hoffer et al., CVPR 2020): every image of an epoch comes this often,
+    in different forms; an epoch is as long as ever, so that it holds fewer images."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -265,24 +265,24 @@ class LoaderConfig(Config):
     start_method: Auto | Literal["fork", "spawn", "forkserver"]
     """How workers are started; auto: as Python does on this system."""
     tail: Literal["drop", "pad"]
-    """Pictures left over at an epoch's end that do not fill a batch: leave them out (others each
-    epoch), or fill the batch with pictures from the epoch's beginning, augmented anew."""
+    """Images left over at an epoch's end that do not fill a batch: leave them out (others each
+    epoch), or fill the batch with images from the epoch's beginning, augmented anew."""
     max_pixels: Annotated[int, Field(ge=1, le=178_956_970)]
-    """Refuse pictures with more pixels; decoding takes 3 (JPEG) to 18 bytes of memory for each."""
+    """Refuse images with more pixels; decoding takes 3 (JPEG) to 18 bytes of memory for each."""
 
 
 class LookConfig(Config):
-    """What `vision data` shows: training pictures as the model gets them, or a check of all."""
+    """What `vision data` shows: training images as the model gets them, or a check of all."""
 
     data: DataConfig
     augment: AugmentConfig
     preprocess: PreprocessConfig
     loader: LoaderConfig
     seed: Count
-    pictures: PositiveInt
+    count: PositiveInt
     output: Path
-    """The picture that is written."""
+    """The image that is written."""
     check: bool
-    """Instead, read every picture once: counts, sizes, what is unreadable, what comes twice."""
+    """Instead, read every image once: counts, sizes, what is unreadable, what comes twice."""
     format: Literal["table", "json"]
     """Of the check."""

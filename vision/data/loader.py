@@ -1,4 +1,4 @@
-"""Batches of pictures, made by worker processes: uint8 pixels, labels and sample numbers.
+"""Batches of images, made by worker processes: uint8 pixels, labels and sample numbers.
 
 Workers are told what to make and remember nothing, so that any number of them makes the same
 batches, and the place in an epoch is known without asking them.
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from vision.data.configs import AugmentConfig, LoaderConfig
-from vision.data.images.decode import Pixels, UnreadablePictureError, open_picture
+from vision.data.images.decode import Pixels, UnreadableImageError, open_image
 from vision.data.images.transforms import evaluation_pixels, training_pixels
 from vision.data.order import Request, TrainingPlan, evaluation_requests, training_requests
 from vision.data.preprocess import Preprocess
@@ -25,7 +25,7 @@ from vision.data.sources.source import Source
 
 
 class Failure(NamedTuple):
-    """A picture that could not be read."""
+    """An image that could not be read."""
 
     sample: int
     name: str
@@ -40,15 +40,15 @@ class Batch(NamedTuple):
     labels: Tensor
     """int64 (n,)"""
     ids: Tensor
-    """int64 (n,): number of the picture in its source; −1: a filling row, not to be counted."""
+    """int64 (n,): number of the image in its source; −1: a filling row, not to be counted."""
     epoch: int
     failures: tuple[Failure, ...]
-    """Unreadable pictures: replaced by others in training, by filling rows in evaluation."""
+    """Unreadable images: replaced by others in training, by filling rows in evaluation."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that makes pixels from a picture."""
+    """Everything that makes pixels from an image."""
 
     preprocess: Preprocess
     augment: AugmentConfig | None
@@ -69,7 +69,7 @@ class Loader:
     """As resolved by `resolve_workers`."""
     max_error_share: float = 0.0
     failures: dict[int, Failure] = field(default_factory=dict)
-    """Pictures skipped so far in this process, by index."""
+    """Images skipped so far in this process, by index."""
 
     def __post_init__(self) -> None:
         self._requests = _Requests()
@@ -123,14 +123,14 @@ class Loader:
     def _note(self, failures: tuple[Failure, ...]) -> None:
         for failure in failures:
             if self.recipe.on_error == "raise":
-                raise UnreadablePictureError(
+                raise UnreadableImageError(
                     f"{failure.reason}\nTo leave out what cannot be read: data.on_error=skip."
                 )
             self.failures[failure.sample] = failure
         if failures and len(self.failures) > self.max_error_share * len(self.source):
             some = "\n".join(f"  {failure.reason}" for failure in list(self.failures.values())[:5])
-            raise UnreadablePictureError(
-                f"{len(self.failures)} of {len(self.source)} pictures could not be read, more than "
+            raise UnreadableImageError(
+                f"{len(self.failures)} of {len(self.source)} images could not be read, more than "
                 f"data.max_error_share = {self.max_error_share} allows. The first:\n{some}"
             )
 
@@ -138,7 +138,7 @@ class Loader:
 def training_batches(
     loader: Loader, plan: TrainingPlan, start: int = 0, stop: int | None = None
 ) -> Iterator[Batch]:
-    """Batches from the state `start` (pictures consumed by all processes) on, epoch after epoch.
+    """Batches from the state `start` (images consumed by all processes) on, epoch after epoch.
 
     After each global batch the state is larger by `plan.batch_size`. Workers prepare the next epoch
     while the last batches of an epoch are in use. Without `stop` there is no end.
@@ -149,7 +149,7 @@ def training_batches(
 def evaluation_batches(
     loader: Loader, batch_size: int, rank: int = 0, ranks: int = 1
 ) -> Iterator[Batch]:
-    """Every picture once over all processes; rows with the id −1 are not to be counted."""
+    """Every image once over all processes; rows with the id −1 are not to be counted."""
     return loader.batches(evaluation_requests(len(loader.source), batch_size, rank, ranks))
 
 
@@ -214,13 +214,13 @@ class _BatchMaker(Dataset[Batch]):
         )
 
     def _fill(self, row: Pixels, epoch: int, index: int, use: int, failures: list[Failure]) -> int:
-        """Write the picture into its row, or one in its place; returns the index of what it is."""
+        """Write the image into its row, or one in its place; returns the index of what it is."""
         wanted, candidates = index, None
         for _ in range(100):
             try:
                 row[:] = self._pixels(epoch, index, use)
                 return index
-            except OSError as error:  # UnreadablePictureError, or from reading the file
+            except OSError as error:  # UnreadableImageError, or from reading the file
                 failures.append(self._failure(index, error))
             if self.recipe.augment is None or self.recipe.on_error == "raise":
                 return -1
@@ -228,7 +228,7 @@ class _BatchMaker(Dataset[Batch]):
                 self.recipe.seed, "replacement", epoch=epoch, index=wanted, occurrence=use
             )
             index = int(candidates.integers(len(self.source)))
-        raise RuntimeError(f"a hundred pictures in a row cannot be read; the last: {failures[-1]}")
+        raise RuntimeError(f"a hundred images in a row cannot be read; the last: {failures[-1]}")
 
     def _failure(self, index: int, error: OSError) -> Failure:
         name, reason = self.source.name(index), str(error)
@@ -236,16 +236,16 @@ class _BatchMaker(Dataset[Batch]):
 
     def _pixels(self, epoch: int, index: int, use: int) -> Pixels:
         recipe = self.recipe
-        picture = open_picture(
+        image = open_image(
             self.source.read(index),
             recipe.preprocess.channels,
             self.source.name(index),
             recipe.max_pixels,
         )
         if recipe.augment is None:
-            return evaluation_pixels(picture, recipe.preprocess)
+            return evaluation_pixels(image, recipe.preprocess)
         random = generator(recipe.seed, "augment", epoch=epoch, index=index, occurrence=use)
-        return training_pixels(picture, recipe.preprocess, recipe.augment, random)
+        return training_pixels(image, recipe.preprocess, recipe.augment, random)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Which pictures make up which batch, as a function of (seed, epoch, position).
+"""Which images make up which batch, as a function of (seed, epoch, position).
 
-A global batch holds the same pictures however many processes share it and however they divide their
-shares: process r of R takes every R-th picture from the r-th on. Copies of a picture under repeated
+A global batch holds the same images however many processes share it and however they divide their
+shares: process r of R takes every R-th image from the r-th on. Copies of an image under repeated
 augmentation are neighbours, so that they go to different processes, as in the original.
 """
 
@@ -25,7 +25,7 @@ class Request(NamedTuple):
     indices: Indices
     """−1: a row that only fills the batch."""
     occurrences: Indices
-    """The how-manieth use of its picture in this epoch each one is; every use is augmented anew."""
+    """The how-manieth use of its image in this epoch each one is; every use is augmented anew."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class TrainingPlan:
 
     seed: int
     batch_size: int
-    """Pictures per optimizer step, over all processes."""
+    """Images per optimizer step, over all processes."""
     sampling: Literal["uniform", "balanced"] = "uniform"
     repeats: int = 1
     tail: Literal["drop", "pad"] = "drop"
@@ -46,20 +46,20 @@ class TrainingPlan:
     def __post_init__(self) -> None:
         if self.batch_size % (self.ranks * self.accumulation):
             raise ConfigError(
-                f"a global batch of {self.batch_size} pictures cannot be shared equally by "
+                f"a global batch of {self.batch_size} images cannot be shared equally by "
                 f"{self.ranks} processes in {self.accumulation} parts each; choose a multiple of "
                 f"{self.ranks * self.accumulation}."
             )
 
 
 def epoch_length(samples: int, plan: TrainingPlan) -> int:
-    """Pictures consumed in one epoch: a multiple of the global batch."""
+    """Images consumed in one epoch: a multiple of the global batch."""
     batches, rest = divmod(samples, plan.batch_size)
     if rest and plan.tail == "pad":
         batches += 1
     if not batches:
         raise ConfigError(
-            f"the training set has {samples} pictures, fewer than one global batch of "
+            f"the training set has {samples} images, fewer than one global batch of "
             f"{plan.batch_size}; choose a smaller batch, or loader.tail=pad."
         )
     return batches * plan.batch_size
@@ -70,13 +70,13 @@ def training_requests(
 ) -> Iterator[Request]:
     """This process's batches, epoch after epoch, from the state `start` to `stop` or without end.
 
-    Both are numbers of pictures consumed by all processes since training began: the whole state.
+    Both are numbers of images consumed by all processes since training began: the whole state.
     """
     length = epoch_length(len(labels), plan)
     for name, state in (("start", start), ("stop", stop)):
         if state is not None and (state % plan.batch_size or state < 0):
             raise ConfigError(
-                f"{name}: {state} pictures consumed is not a multiple of the global batch of "
+                f"{name}: {state} images consumed is not a multiple of the global batch of "
                 f"{plan.batch_size}; was the state saved with another batch size?"
             )
     epoch, position = divmod(start, length)
@@ -85,7 +85,7 @@ def training_requests(
         left = length if stop is None else min(length, stop - epoch * length)
         for first in range(position, left, plan.batch_size):
             places = np.arange(first, first + plan.batch_size)[plan.rank :: plan.ranks]
-            # Past the end, an epoch's first pictures come again; such uses are numbered apart.
+            # Past the end, an epoch's first images come again; such uses are numbered apart.
             rounds, places = np.divmod(places, len(labels))
             uses = occurrences[places] + (rounds << 32)
             for part in np.split(np.arange(len(places)), plan.accumulation):
@@ -94,7 +94,7 @@ def training_requests(
 
 
 def epoch_order(labels: Indices, plan: TrainingPlan, epoch: int) -> tuple[Indices, Indices]:
-    """Indices and occurrences of an epoch: as many as there are pictures."""
+    """Indices and occurrences of an epoch: as many as there are images."""
     random = generator(plan.seed, "order", epoch=epoch)
     distinct = -(-len(labels) // plan.repeats)
     if plan.sampling == "uniform":
@@ -109,18 +109,18 @@ def epoch_order(labels: Indices, plan: TrainingPlan, epoch: int) -> tuple[Indice
 
 
 def _balanced(labels: Indices, draws: int, random: np.random.Generator) -> tuple[Indices, Indices]:
-    """Equally many draws of every class, to one, and of every picture of a class, to one."""
+    """Equally many draws of every class, to one, and of every image of a class, to one."""
     by_class = np.argsort(labels, kind="stable")
     _, starts = np.unique(labels[by_class], return_index=True)
     members = np.split(by_class, starts[1:])
     quotas = np.full(len(members), draws // len(members))
     quotas[random.permutation(len(members))[: draws % len(members)]] += 1
     indices, occurrences = [], []
-    for pictures, quota in zip(members, quotas, strict=True):
-        rounds = -(-int(quota) // len(pictures))
-        drawn = [random.permutation(pictures) for _ in range(rounds)]
-        indices.append(np.concatenate([*drawn, pictures[:0]])[:quota])
-        occurrences.append(np.repeat(np.arange(rounds), len(pictures))[:quota])
+    for images, quota in zip(members, quotas, strict=True):
+        rounds = -(-int(quota) // len(images))
+        drawn = [random.permutation(images) for _ in range(rounds)]
+        indices.append(np.concatenate([*drawn, images[:0]])[:quota])
+        occurrences.append(np.repeat(np.arange(rounds), len(images))[:quota])
     shuffle = random.permutation(draws)
     return np.concatenate(indices)[shuffle], np.concatenate(occurrences)[shuffle]
 
@@ -128,10 +128,10 @@ def _balanced(labels: Indices, draws: int, random: np.random.Generator) -> tuple
 def evaluation_requests(
     samples: int, batch_size: int, rank: int = 0, ranks: int = 1
 ) -> Iterator[Request]:
-    """Every picture once, in order, over all processes.
+    """Every image once, in order, over all processes.
 
     All processes get equally many batches of equal sizes, as collective operations want them; where
-    the number of pictures is not a multiple of the number of processes, some get one filling row.
+    the number of images is not a multiple of the number of processes, some get one filling row.
     """
     share = -(-samples // ranks)
     places = np.arange(share) * ranks + rank

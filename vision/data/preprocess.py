@@ -25,8 +25,8 @@ DEFAULT = "default"
 NAMES = ("mean", "std", "interpolation", "crop_ratio")
 """The values of a preprocessing that weights or data sets decide."""
 
-# Of the training pictures of ImageNet, as nearly every published model has them. For greyscale
-# pictures they are averaged.
+# Of the training images of ImageNet, as nearly every published model has them. For greyscale
+# images they are averaged.
 _DEFAULTS: dict[str, Any] = {
     "mean": (0.485, 0.456, 0.406),
     "std": (0.229, 0.224, 0.225),
@@ -34,7 +34,7 @@ _DEFAULTS: dict[str, Any] = {
     "crop_ratio": 0.875,
 }
 
-# Means and deviations of the training pictures.
+# Means and deviations of the training images.
 _FASHION_MNIST: dict[str, Any] = {"mean": (0.286,), "std": (0.353,), "crop_ratio": 1.0}
 _SMALL_SETS: dict[str, dict[str, Any]] = {
     "CIFAR10": {"mean": (0.491, 0.482, 0.447), "std": (0.247, 0.243, 0.262), "crop_ratio": 1.0},
@@ -99,7 +99,7 @@ def resolve_preprocess(
         if len(numbers) != channels:
             raise ConfigError(
                 f"preprocess.{name} has {len(numbers)} numbers {list(numbers)} ({origin[name]}), "
-                f"but pictures have {channels} channels."
+                f"but images have {channels} channels."
             )
         values[name] = numbers
     checked = PreprocessConfig(**values)
@@ -109,7 +109,7 @@ def resolve_preprocess(
 def usual_values(data: DataConfig) -> list[tuple[str, dict[str, Any]]]:
     """What a data set wants unless weights know better, as (origin, values).
 
-    Pictures that are as small as the model's are used whole: cutting their border off in evaluation
+    Images that are as small as the model's are used whole: cutting their border off in evaluation
     would show a model larger objects than it was trained on.
     """
     match data:

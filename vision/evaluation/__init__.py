@@ -1,1 +1,1 @@
-"""How good a model is: metrics as sums and counts, every picture counted once."""
+"""How good a model is: metrics as sums and counts, every image counted once."""

@@ -1,4 +1,4 @@
-"""Test-time augmentation: several views of a picture, whose probabilities are averaged."""
+"""Test-time augmentation: several views of an image, whose probabilities are averaged."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ NUMBER_OF_VIEWS: dict[Augmentation, int] = {"none": 1, "flip": 2, "five_crop": 5
 
 
 def loaded_as(preprocess: Preprocess, augmentation: Augmentation) -> Preprocess:
-    """How pictures are to be loaded: for crops the whole square that the middle is cut from.
+    """How images are to be loaded: for crops the whole square that the middle is cut from.
 
     So the ten crops are those of Krizhevsky et al. (NeurIPS 2012, section 4.1): 224 pixels from the
     corners and the middle of 256.
@@ -33,7 +33,7 @@ def loaded_as(preprocess: Preprocess, augmentation: Augmentation) -> Preprocess:
 
 
 def views(images: Tensor, size: tuple[int, int], augmentation: Augmentation) -> list[Tensor]:
-    """The views (b c h w) of pictures as `loaded_as` wants them; the usual one comes first."""
+    """The views (b c h w) of images as `loaded_as` wants them; the usual one comes first."""
     match augmentation:
         case "none":
             return [images]

@@ -1,8 +1,8 @@
-"""Confidence intervals by the bootstrap (Efron, 1979): what other pictures would have shown.
+"""Confidence intervals by the bootstrap (Efron, 1979): what other images would have shown.
 
-Pictures are drawn with replacement, as many as there are, again and again; the middle 95 % of what
-a metric comes to is its interval. The draws depend on the seed and the number of pictures only, so
-that models are compared draw by draw on the same pictures (paired): how hard the pictures of a draw
+Images are drawn with replacement, as many as there are, again and again; the middle 95 % of what
+a metric comes to is its interval. The draws depend on the seed and the number of images only, so
+that models are compared draw by draw on the same images (paired): how hard the images of a draw
 are does not blur the difference.
 """
 
@@ -19,13 +19,13 @@ Floats = NDArray[np.float64]
 LEVEL = 0.95
 LOWER_IS_BETTER = frozenset({"loss", "brier"})
 METRICS = ("top1", "top5", "balanced_accuracy", "loss", "brier")
-"""What is resampled: means over pictures, and balanced accuracy."""
+"""What is resampled: means over images, and balanced accuracy."""
 CHUNK = 4096
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A metric of one model minus that of another, on the same pictures."""
+    """A metric of one model minus that of another, on the same images."""
 
     value: float
     low: float
@@ -39,8 +39,8 @@ class Difference:
         return self.low > 0 or self.high < 0
 
 
-def values_by_picture(logits: Tensor, labels: Tensor) -> dict[str, Floats]:
-    """What each picture adds to every metric: logits (n, classes), labels (n,)."""
+def values_by_image(logits: Tensor, labels: Tensor) -> dict[str, Floats]:
+    """What each image adds to every metric: logits (n, classes), labels (n,)."""
     parts: dict[str, list[Tensor]] = {name: [] for name in ("top1", "top5", "loss", "brier")}
     number = torch.arange(logits.shape[1])
     for first in range(0, len(labels), CHUNK):
@@ -62,16 +62,16 @@ def resample(
     values: Mapping[str, Floats], labels: NDArray[np.int64], resamples: int, seed: int
 ) -> dict[str, Floats]:
     """Every metric in each of the draws: (resamples,)."""
-    pictures = len(labels)
+    images = len(labels)
     present, place = np.unique(labels, return_inverse=True)
     means = {name: np.empty(resamples) for name in METRICS}
     names = [name for name in METRICS if name in values]
     matrix = np.stack([values[name] for name in names])
-    random = np.random.default_rng([seed, pictures])
+    random = np.random.default_rng([seed, images])
     for draw in range(resamples):
-        times = np.bincount(random.integers(pictures, size=pictures), minlength=pictures)
+        times = np.bincount(random.integers(images, size=images), minlength=images)
         times = times.astype(np.float64)
-        for name, value in zip(names, matrix @ times / pictures, strict=True):
+        for name, value in zip(names, matrix @ times / images, strict=True):
             means[name][draw] = value
         shown = np.bincount(place, times, len(present))
         right = np.bincount(place, times * values["top1"], len(present))
@@ -86,7 +86,7 @@ def interval(draws: Floats) -> tuple[float, float]:
 
 
 def difference(name: str, first: tuple[float, Floats], second: tuple[float, Floats]) -> Difference:
-    """First minus second; each is its value on all pictures, and its draws."""
+    """First minus second; each is its value on all images, and its draws."""
     draws = first[1] - second[1]
     low, high = interval(draws)
     gain = -draws if name in LOWER_IS_BETTER else draws

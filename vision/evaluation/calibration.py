@@ -4,11 +4,11 @@ Definitions:
 
 - **Negative log-likelihood**: the mean of −log p(label).
 - **Brier score**: the mean of Σ_c (p_c − [c = label])², between 0 and 2 (Brier, 1950).
-- **Expected calibration error**: pictures are sorted by their confidence max_c p_c into bins of
-  equal width, (low, high]; the mean over pictures of |accuracy − mean confidence| of their bin
+- **Expected calibration error**: images are sorted by their confidence max_c p_c into bins of
+  equal width, (low, high]; the mean over images of |accuracy − mean confidence| of their bin
   (Guo et al., ICML 2017).
 - **Temperature**: the T > 0 for which softmax(logits / T) has the least negative log-likelihood. It
-  is fitted on one half of the pictures and judged on the other.
+  is fitted on one half of the images and judged on the other.
 """
 
 from collections.abc import Iterator
@@ -19,20 +19,20 @@ import torch
 from torch import Tensor
 
 CHUNK = 4096
-"""Pictures whose probabilities are in memory at once, in double precision."""
+"""Images whose probabilities are in memory at once, in double precision."""
 COLDEST, HOTTEST = 0.01, 100.0
-"""Limits of the temperature: with every picture right, the best one would be 0."""
+"""Limits of the temperature: with every image right, the best one would be 0."""
 
 
 @dataclass(frozen=True)
 class Bin:
-    """The pictures of one range of confidence, (low, high]."""
+    """The images of one range of confidence, (low, high]."""
 
     low: float
     high: float
     count: int
     confidence: float | None
-    """Mean confidence and accuracy; None where there is no picture."""
+    """Mean confidence and accuracy; None where there is no image."""
     accuracy: float | None
 
 
@@ -40,7 +40,7 @@ class Bin:
 class Reliability:
     """How probabilities compare with what happened."""
 
-    pictures: int
+    images: int
     nll: float
     brier: float
     ece: float
@@ -49,11 +49,11 @@ class Reliability:
 
 @dataclass(frozen=True)
 class Scaled:
-    """What a temperature, fitted on the other half, changes on this half of the pictures."""
+    """What a temperature, fitted on the other half, changes on this half of the images."""
 
     temperature: float
     fitted_on: int
-    """Pictures of the half that the temperature was fitted on."""
+    """Images of the half that the temperature was fitted on."""
     at_limit: bool
     """The best temperature lies outside of the range that is searched."""
     before: Reliability
@@ -63,7 +63,7 @@ class Scaled:
 def reliability(logits: Tensor, labels: Tensor, bins: int, temperature: float = 1.0) -> Reliability:
     """All measures of softmax(logits / temperature): logits (n, classes), labels (n,)."""
     if len(labels) == 0:
-        raise ValueError("there is no picture to judge probabilities by.")
+        raise ValueError("there is no image to judge probabilities by.")
     confidence, right, nll, brier = [], [], [], []
     for part, own in _chunks(logits, labels):
         logs = (part / temperature).log_softmax(1)
@@ -75,7 +75,7 @@ def reliability(logits: Tensor, labels: Tensor, bins: int, temperature: float = 
         brier.append(chances.square().sum(1) - 2 * own_chance + 1)
     table = confidence_bins(torch.cat(confidence), torch.cat(right), bins)
     return Reliability(
-        pictures=len(labels),
+        images=len(labels),
         nll=float(torch.cat(nll).mean()),
         brier=float(torch.cat(brier).mean()),
         ece=calibration_error(table),
@@ -84,7 +84,7 @@ def reliability(logits: Tensor, labels: Tensor, bins: int, temperature: float = 
 
 
 def confidence_bins(confidence: Tensor, right: Tensor, bins: int) -> tuple[Bin, ...]:
-    """Pictures by their confidence (n,), with the share of right answers (n,) in each bin."""
+    """Images by their confidence (n,), with the share of right answers (n,) in each bin."""
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
     place = torch.bucketize(confidence.double(), edges[1:-1])
     count = torch.bincount(place, minlength=bins)
@@ -101,7 +101,7 @@ def confidence_bins(confidence: Tensor, right: Tensor, bins: int) -> tuple[Bin, 
 
 
 def calibration_error(bins: tuple[Bin, ...]) -> float:
-    """The expected calibration error of pictures in bins."""
+    """The expected calibration error of images in bins."""
     gaps = [
         b.count * abs(b.accuracy - b.confidence)
         for b in bins
@@ -110,16 +110,16 @@ def calibration_error(bins: tuple[Bin, ...]) -> float:
     return sum(gaps) / sum(b.count for b in bins)
 
 
-def halves(pictures: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Two halves of the numbers below `pictures`, by chance but always the same for a seed."""
-    order = torch.from_numpy(np.random.default_rng([seed, pictures]).permutation(pictures))
-    return order[: pictures // 2].sort().values, order[pictures // 2 :].sort().values
+def halves(images: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Two halves of the numbers below `images`, by chance but always the same for a seed."""
+    order = torch.from_numpy(np.random.default_rng([seed, images]).permutation(images))
+    return order[: images // 2].sort().values, order[images // 2 :].sort().values
 
 
 def scale(logits: Tensor, labels: Tensor, bins: int, seed: int) -> Scaled | None:
-    """Fit a temperature on one half of the pictures, judge it on the other.
+    """Fit a temperature on one half of the images, judge it on the other.
 
-    None with fewer than two pictures, or where a logit is not a finite number.
+    None with fewer than two images, or where a logit is not a finite number.
     """
     if len(labels) < 2 or not bool(logits.isfinite().all()):
         return None

@@ -1,4 +1,4 @@
-"""`vision eval`: how good the models of checkpoints are on the pictures of a split."""
+"""`vision eval`: how good the models of checkpoints are on the images of a split."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -205,7 +205,7 @@ def _report(config: EvalConfig, answers: list[Answers]) -> Report:
     return Report(
         split=config.split,
         data=_data_name(first.subject.data),
-        pictures=len(first.predictions.ids),
+        images=len(first.predictions.ids),
         skipped=tuple(skipped),
         classes=first.subject.classes,
         augmentation=config.augmentation,
@@ -255,7 +255,7 @@ def _notes(config: EvalConfig, answers: list[Answers]) -> Iterator[str]:
         size = answers[0].subject.preprocess.image_size
         if data.image_size != "auto" and size != pair(data.image_size):
             yield (
-                f"Pictures are shown at {size[0]} × {size[1]} pixels, as in training, not at "
+                f"Images are shown at {size[0]} × {size[1]} pixels, as in training, not at "
                 f"data.image_size = {data.image_size}; image_size=… chooses another size."
             )
     for answer in answers:

@@ -26,16 +26,16 @@ class EvalConfig(SizedConfig):
     """A text file with the names of the model's classes, one in a line, in the order of its logits;
     null: as the checkpoint says."""
     data: DataConfig | None
-    """Other pictures than those of the run: data=folder data.root=…; its classes must be known to
-    the model. Pictures are prepared as the checkpoint says, whatever data.image_size is."""
+    """Other images than those of the run: data=folder data.root=…; its classes must be known to
+    the model. Images are prepared as the checkpoint says, whatever data.image_size is."""
     split: Split
     preprocess: PreprocessConfig
     """How pixels become numbers; auto: as in the training of the model."""
     augmentation: Augmentation
-    """Views of each picture whose probabilities are averaged: the middle, it and its mirror image,
+    """Views of each image whose probabilities are averaged: the middle, it and its mirror image,
     the middle and the corners, or these and their mirror images."""
     neighbours: Count
-    """k of a k-NN classifier on the model's features, with the training pictures as its memory; 0:
+    """k of a k-NN classifier on the model's features, with the training images as its memory; 0:
     none; 20 is usual."""
     bins: PositiveInt
     """Of the confidence, for the expected calibration error and the reliability diagram."""
@@ -44,7 +44,7 @@ class EvalConfig(SizedConfig):
     seed: Count
     """Of the bootstrap, and of the halves in which the temperature is fitted and reported."""
     batch_size: PositiveInt
-    """Pictures per device; it does not change any number."""
+    """Images per device; it does not change any number."""
     precision: Literal["fp32", "bf16", "fp16"]
     device: Literal["auto", "cpu", "cuda", "mps"]
     loader: LoaderConfig
@@ -53,9 +53,9 @@ class EvalConfig(SizedConfig):
     save: bool
     """Write report.json, report.html and the predictions; false: only print."""
     predictions: Literal["csv", "parquet", "none"]
-    """How the answers for every picture are stored; parquet needs pyarrow."""
+    """How the answers for every image are stored; parquet needs pyarrow."""
     probabilities: Literal["top5", "all"]
-    """Of each picture: those of the five most probable classes, or of all."""
+    """Of each image: those of the five most probable classes, or of all."""
     gallery: Count
     """How many of the most confident mistakes the page shows."""
     format: Literal["table", "json"]
@@ -72,7 +72,5 @@ class EvalConfig(SizedConfig):
             return self
         for place in self.checkpoints:
             if place.startswith(HUBS):
-                raise ValueError(
-                    f"checkpoint={place} needs data=…: the pictures to evaluate it on."
-                )
+                raise ValueError(f"checkpoint={place} needs data=…: the images to evaluate it on.")
         return self

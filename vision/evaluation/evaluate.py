@@ -1,4 +1,4 @@
-"""A model on labelled pictures, every one of them counted once."""
+"""A model on labelled images, every one of them counted once."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -27,7 +27,7 @@ def evaluate(
     reduce: Callable[[Tensor], Tensor] | None = None,
     channels_last: bool = False,
 ) -> dict[str, float]:
-    """The metrics of a model on all pictures of the batches; see `vision.evaluation.metrics`.
+    """The metrics of a model on all images of the batches; see `vision.evaluation.metrics`.
 
     Rows with the id −1 are not counted. With several processes each gives its own batches, equally
     many, and `reduce` sums a tensor over all of them: they get the same numbers, and the same as

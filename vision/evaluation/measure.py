@@ -35,7 +35,7 @@ class Measured:
     draws: dict[str, Floats]
     """What the intervals are from: each metric in every draw of the bootstrap."""
     confusion: Tensor
-    """(actual, predicted, pictures) of every pair of classes that occurs: int64 (pairs, 3)."""
+    """(actual, predicted, images) of every pair of classes that occurs: int64 (pairs, 3)."""
     classes: list[ClassMetrics]
     pairs: list[tuple[int, int, int]]
     reliability: Reliability
@@ -43,7 +43,7 @@ class Measured:
 
 
 def measure(logits: Tensor, labels: Tensor, *, bins: int, resamples: int, seed: int) -> Measured:
-    """Everything about logits (n, classes) for pictures with these labels (n,)."""
+    """Everything about logits (n, classes) for images with these labels (n,)."""
     number = logits.shape[1]
     tally = empty_tally(number, torch.device("cpu"))
     for first in range(0, len(labels), CHUNK):
@@ -53,7 +53,7 @@ def measure(logits: Tensor, labels: Tensor, *, bins: int, resamples: int, seed: 
     metrics = results(tally) | {"nll": curve.nll, "brier": curve.brier, "ece": curve.ece}
     draws: dict[str, Floats] = {}
     if resamples:
-        values = bootstrap.values_by_picture(logits, labels)
+        values = bootstrap.values_by_image(logits, labels)
         draws = bootstrap.resample(values, labels.numpy(), resamples, seed)
     confusion = confusion_counts(labels, logits.argmax(1), number)
     return Measured(
@@ -69,7 +69,7 @@ def measure(logits: Tensor, labels: Tensor, *, bins: int, resamples: int, seed: 
 
 
 def compare(model: Measured, baseline: Measured) -> dict[str, Difference]:
-    """Each resampled metric of a model minus that of the baseline, on the same pictures."""
+    """Each resampled metric of a model minus that of the baseline, on the same images."""
     return {
         name: bootstrap.difference(
             name, (model.metrics[name], draws), (baseline.metrics[name], baseline.draws[name])
@@ -80,7 +80,7 @@ def compare(model: Measured, baseline: Measured) -> dict[str, Difference]:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A picture that the model got wrong."""
+    """An image that the model got wrong."""
 
     place: int
     """Among the predictions."""
@@ -105,10 +105,10 @@ def confident_mistakes(logits: Tensor, labels: Tensor, most: int) -> list[Mistak
 
 
 def accuracy(votes: Tensor, labels: Tensor) -> float:
-    """Share of the pictures whose label has the most votes."""
+    """Share of the images whose label has the most votes."""
     return float((votes.argmax(1) == labels).double().mean())
 
 
 def as_labels(mapping: NDArray[np.int64], labels: NDArray[np.int64], ids: Tensor) -> Tensor:
-    """The labels of some pictures, as numbers of the model's classes."""
+    """The labels of some images, as numbers of the model's classes."""
     return torch.from_numpy(mapping[labels])[ids]

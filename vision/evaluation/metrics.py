@@ -19,8 +19,8 @@ class Tally:
     """What has been counted so far."""
 
     sums: Tensor
-    """Loss, pictures, right at once, right among five; then for every class the right answers, the
-    answers that named it, and the pictures that show it. To add up ranks, sum this tensor."""
+    """Loss, images, right at once, right among five; then for every class the right answers, the
+    answers that named it, and the images that show it. To add up ranks, sum this tensor."""
     classes: int
 
 
@@ -34,7 +34,7 @@ def empty_tally(classes: int, device: torch.device) -> Tally:
 def update(tally: Tally, logits: Tensor, labels: Tensor, valid: Tensor) -> Tally:
     """The tally with a batch added: logits (n, classes), labels (n,), and which rows count (n,).
 
-    A picture's rank is the number of classes that the model puts before the right one. Of equal
+    An image's rank is the number of classes that the model puts before the right one. Of equal
     logits the first one wins, as in argmax; a logit that is not a number is never right.
     """
     if logits.shape[1] != tally.classes:
@@ -86,7 +86,7 @@ def results(tally: Tally) -> dict[str, float]:
     overall, by_class = sums[:4].tolist(), sums[4:].view(3, tally.classes)
     count = overall[COUNT]
     if not count:
-        raise ValueError("there is no picture to evaluate: none was given, or none could be read.")
+        raise ValueError("there is no image to evaluate: none was given, or none could be read.")
     right, predicted, actual = by_class
     occurs, named = actual > 0, predicted + actual > 0
     recall = right[occurs] / actual[occurs]
@@ -102,10 +102,10 @@ def results(tally: Tally) -> dict[str, float]:
 
 
 def confusion_counts(labels: Tensor, predicted: Tensor, classes: int) -> Tensor:
-    """(actual, predicted, pictures) of every pair of classes that occurs: int64 (pairs, 3).
+    """(actual, predicted, images) of every pair of classes that occurs: int64 (pairs, 3).
 
     The whole matrix of 20,000 classes would take gigabytes; no more of it is filled than there are
-    pictures.
+    images.
     """
     pairs, counts = (labels * classes + predicted).unique(return_counts=True)
     return torch.stack([pairs // classes, pairs % classes, counts], dim=1)
@@ -114,13 +114,13 @@ def confusion_counts(labels: Tensor, predicted: Tensor, classes: int) -> Tensor:
 class ClassMetrics(NamedTuple):
     """How well one class is recognised; None where there is nothing to divide by."""
 
-    pictures: int
+    images: int
     predicted: int
-    """Pictures that were taken for this class, rightly or not."""
+    """Images that were taken for this class, rightly or not."""
     recall: float | None
-    """Of its pictures, the share that was recognised: the accuracy within the class."""
+    """Of its images, the share that was recognised: the accuracy within the class."""
     precision: float | None
-    """Of the pictures taken for it, the share that shows it."""
+    """Of the images taken for it, the share that shows it."""
     f1: float | None
     """Harmonic mean of both; 0 where one of them is 0 or does not exist."""
 
@@ -129,14 +129,14 @@ def class_metrics(confusion: Tensor, classes: int) -> list[ClassMetrics]:
     """The metrics of every class, from what `confusion_counts` gives."""
     actual, predicted, counts = confusion.unbind(1)
 
-    def by_class(place: Tensor, pictures: Tensor) -> list[int]:
-        return torch.zeros(classes, dtype=torch.int64).index_add_(0, place, pictures).tolist()
+    def by_class(place: Tensor, images: Tensor) -> list[int]:
+        return torch.zeros(classes, dtype=torch.int64).index_add_(0, place, images).tolist()
 
     right = by_class(actual, counts.where(actual == predicted, 0))
     rows = zip(right, by_class(actual, counts), by_class(predicted, counts), strict=True)
     return [
         ClassMetrics(
-            pictures=shown,
+            images=shown,
             predicted=named,
             recall=hits / shown if shown else None,
             precision=hits / named if named else None,
@@ -147,7 +147,7 @@ def class_metrics(confusion: Tensor, classes: int) -> list[ClassMetrics]:
 
 
 def confused_pairs(confusion: Tensor, most: int) -> list[tuple[int, int, int]]:
-    """(actual, predicted, pictures) of the most frequent mistakes, the most frequent first."""
+    """(actual, predicted, images) of the most frequent mistakes, the most frequent first."""
     mistakes = confusion[confusion[:, 0] != confusion[:, 1]]
     order = mistakes[:, 2].argsort(descending=True, stable=True)[:most]
     return [(row[0], row[1], row[2]) for row in mistakes[order].tolist()]

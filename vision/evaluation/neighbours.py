@@ -1,6 +1,6 @@
 """k-NN on a model's features: how well they separate classes without any head.
 
-As in Wu et al. (CVPR 2018) and DINO (Caron et al., ICCV 2021): the k training pictures of the
+As in Wu et al. (CVPR 2018) and DINO (Caron et al., ICCV 2021): the k training images of the
 largest cosine similarity vote with the weight exp(similarity / 0.07).
 """
 
@@ -18,7 +18,7 @@ from vision.models.timm import TimmModel
 
 TEMPERATURE = 0.07
 CHUNK = 1024
-"""Pictures that are compared with the whole memory at once."""
+"""Images that are compared with the whole memory at once."""
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def nearest_classes(
 ) -> Tensor:
     """Votes (n, classes) of the k nearest of the memory (m, c) for each of the features (n, c)."""
     if not 1 <= k <= len(memory):
-        raise ValueError(f"k = {k}, but the memory has {len(memory)} pictures.")
+        raise ValueError(f"k = {k}, but the memory has {len(memory)} images.")
     memory = F.normalize(memory.float(), dim=1)
     votes = torch.zeros(len(features), classes)
     for first in range(0, len(features), CHUNK):

@@ -1,4 +1,4 @@
-"""The files of an evaluation: report.json, report.html and the answers for every picture."""
+"""The files of an evaluation: report.json, report.html and the answers for every image."""
 
 import json
 import re
@@ -23,7 +23,7 @@ from vision.models.configs import AutoModelConfig
 
 @dataclass(frozen=True)
 class Answers:
-    """What one model says of the pictures."""
+    """What one model says of the images."""
 
     subject: EvaluatedModel
     source: Source

@@ -1,4 +1,4 @@
-"""The answers for every picture as a table: CSV, or Parquet where pyarrow is installed."""
+"""The answers for every image as a table: CSV, or Parquet where pyarrow is installed."""
 
 import csv
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ def write_predictions(
     classes: Sequence[str],
     probabilities: Literal["top5", "all"],
 ) -> None:
-    """One row for every picture, as CSV or Parquet by the suffix of the path.
+    """One row for every image, as CSV or Parquet by the suffix of the path.
 
     Columns: sample (its number in the split), name, label, predicted, correct, loss,
     label_probability; top1 … top5 and probability1 … probability5; with "all" a column "p(class)"

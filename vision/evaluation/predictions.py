@@ -1,4 +1,4 @@
-"""What a model says of every picture of a split, gathered from all processes, each picture once."""
+"""What a model says of every image of a split, gathered from all processes, each image once."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +24,7 @@ Reduce = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Speed:
-    """Pictures per second, all processes together; None: there was nothing but a first batch."""
+    """Images per second, all processes together; None: there was nothing but a first batch."""
 
     model: float | None
     """In the forward passes alone; the first batch, which warms up, is left out."""
@@ -34,10 +34,10 @@ class Speed:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Logits for the pictures that could be read, in the order of the source."""
+    """Logits for the images that could be read, in the order of the source."""
 
     ids: Tensor
-    """Number of each picture in its source: int64 (n,)."""
+    """Number of each image in its source: int64 (n,)."""
     logits: Tensor
     """float32 (n, classes); with several views, the logarithm of their mean probabilities."""
     features: Tensor | None
@@ -48,7 +48,7 @@ class Predictions:
 def predict(
     model: Classifier,
     batches: Iterable[Batch],
-    pictures: int,
+    samples: int,
     preprocess: Preprocess,
     classes: int,
     device: torch.device,
@@ -58,15 +58,15 @@ def predict(
     keep_features: bool = False,
     reduce: Reduce | None = None,
 ) -> Predictions:
-    """Run the model on all batches of a source with so many pictures.
+    """Run the model on all batches of a source with so many images.
 
     Batches are as `augmentation.loaded_as` wants them. With several processes each gives its own,
     and `reduce` sums a tensor over them; all get the same answer.
     """
     normalize = normalizer(preprocess, device)
-    logits = torch.zeros(pictures, classes)
+    logits = torch.zeros(samples, classes)
     features: Tensor | None = None
-    counted = torch.zeros(pictures, dtype=torch.int64)
+    counted = torch.zeros(samples, dtype=torch.int64)
     clock = _Clock(device)
     with evaluation_mode(model), torch.no_grad(), biases_once(model), ExitStack() as stack:
         recorded = stack.enter_context(recorded_features(model)) if keep_features else []
@@ -89,17 +89,17 @@ def predict(
             if keep_features:
                 first = recorded[0].float().cpu()
                 recorded.clear()
-                features = torch.zeros(pictures, first.shape[1]) if features is None else features
+                features = torch.zeros(samples, first.shape[1]) if features is None else features
                 features[batch.ids[valid]] = first[valid]
     speed = clock.speed(reduce)
     if reduce is not None:
         # Every row is zero but in one process, so that the sum has its very bits.
         logits, counted = reduce(logits), reduce(counted)
         features = reduce(features) if features is not None else None
-    assert int(counted.max()) <= 1, "a picture was counted more than once"
+    assert int(counted.max()) <= 1, "an image was counted more than once"
     ids = counted.nonzero()[:, 0]
     if len(ids) == 0:
-        raise ConfigError("data: there is no picture to evaluate, or none could be read.")
+        raise ConfigError("data: there is no image to evaluate, or none could be read.")
     return Predictions(ids, logits[ids], None if features is None else features[ids], speed)
 
 
@@ -116,17 +116,17 @@ class _Clock:
         self.start = time.perf_counter()
 
     @contextmanager
-    def running(self, pictures: int) -> Iterator[None]:
+    def running(self, images: int) -> Iterator[None]:
         if not self.on_gpu:
             start = time.perf_counter()
             yield
-            self.spans.append((pictures, time.perf_counter() - start))
+            self.spans.append((images, time.perf_counter() - start))
             return
         events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         events[0].record()
         yield
         events[1].record()
-        self.spans.append((pictures, events))
+        self.spans.append((images, events))
 
     def speed(self, reduce: Reduce | None) -> Speed:
         if self.on_gpu:
@@ -136,9 +136,9 @@ class _Clock:
             span if isinstance(span, float) else float(span[0].elapsed_time(span[1])) / 1e3
             for _, span in self.spans[1:]
         )
-        pictures = sum(number for number, _ in self.spans)
+        images = sum(number for number, _ in self.spans)
         later = sum(number for number, _ in self.spans[1:])
         in_model = later / seconds if later and seconds else 0.0
-        rates = torch.tensor([in_model, pictures / whole if whole else 0.0], dtype=torch.float64)
+        rates = torch.tensor([in_model, images / whole if whole else 0.0], dtype=torch.float64)
         model, total = (reduce(rates) if reduce is not None else rates).tolist()
         return Speed(model or None, total)

@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image
 
 from vision.data.images.augment import to_image
-from vision.data.images.decode import open_picture
+from vision.data.images.decode import open_image
 from vision.data.images.transforms import evaluation_pixels
 from vision.data.preprocess import Preprocess
 from vision.data.sources.source import Source
@@ -18,9 +18,9 @@ from vision.evaluation.measure import Mistake
 
 SCRIPTS = ("draw.js", "confusion.js", "sections.js", "report.js")
 LARGEST = 192
-"""Pixels of a picture's longer side on the page."""
+"""Pixels of an image's longer side on the page."""
 SMALL = 64
-"""Up to this size pictures are stored without loss, since each pixel can be seen."""
+"""Up to this size images are stored without loss, since each pixel can be seen."""
 
 
 def page(report: Mapping[str, Any], galleries: Sequence[Sequence[Mapping[str, Any]]]) -> str:
@@ -50,13 +50,13 @@ def gallery(
     preprocess: Preprocess,
     max_pixels: int,
 ) -> list[dict[str, Any]]:
-    """Pictures that the model got wrong, as the model saw them, with what it said."""
+    """Images that the model got wrong, as the model saw them, with what it said."""
     shown = []
     for mistake in mistakes:
         number = ids[mistake.place]
         name = source.name(number)
-        picture = open_picture(source.read(number), preprocess.channels, name, max_pixels)
-        image = to_image(evaluation_pixels(picture, preprocess))
+        opened = open_image(source.read(number), preprocess.channels, name, max_pixels)
+        image = to_image(evaluation_pixels(opened, preprocess))
         shown.append(
             {
                 "name": name,
@@ -71,7 +71,7 @@ def gallery(
 
 
 def data_address(image: Image.Image) -> str:
-    """A picture as a data: address."""
+    """An image as a data: address."""
     image = image.copy()
     image.thumbnail((LARGEST, LARGEST), Image.Resampling.LANCZOS)
     kind = "PNG" if max(image.size) <= SMALL else "JPEG"

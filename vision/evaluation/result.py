@@ -17,24 +17,24 @@ FORMAT = 1
 
 DEFINITIONS = {
     "loss": "mean cross-entropy, the same as nll",
-    "top1": "share of the pictures whose label is the most probable class",
-    "top5": "share of the pictures whose label is among the five most probable classes",
+    "top1": "share of the images whose label is the most probable class",
+    "top5": "share of the images whose label is among the five most probable classes",
     "balanced_accuracy": "mean recall of the classes that occur",
     "macro_f1": "mean F1 of the classes that occur or were predicted",
     "nll": "negative log-likelihood: mean of -log p(label)",
     "brier": "mean of the sum over classes of (p - [class = label])², from 0 to 2",
-    "ece": "expected calibration error: mean |accuracy - confidence| of a picture's bin; bins of "
+    "ece": "expected calibration error: mean |accuracy - confidence| of an image's bin; bins of "
     "equal width of the largest probability, (low, high]",
     "temperature": "T > 0 with the least nll of softmax(logits / T), fitted on one half of the "
-    "pictures; before and after are of the other half",
-    "intervals": "the middle 95 % of a bootstrap over pictures",
-    "differences": "model minus baseline, paired bootstrap over the same pictures; better: share "
+    "images; before and after are of the other half",
+    "intervals": "the middle 95 % of a bootstrap over images",
+    "differences": "model minus baseline, paired bootstrap over the same images; better: share "
     "of the draws in which the model is better, ties count half",
     "neighbours": "accuracy of k-NN on the head's input: cosine similarity, votes weighted by "
-    "exp(similarity / 0.07), training pictures as memory",
-    "accuracy of a class": "share of its pictures that were recognised, the same as its recall",
-    "macs": "multiply-adds of the matrix products of one forward pass of one picture",
-    "speed": "pictures per second: in forward passes but the first; and from beginning to end",
+    "exp(similarity / 0.07), training images as memory",
+    "accuracy of a class": "share of its images that were recognised, the same as its recall",
+    "macs": "multiply-adds of the matrix products of one forward pass of one image",
+    "speed": "images per second: in forward passes but the first; and from beginning to end",
 }
 
 
@@ -62,14 +62,14 @@ class ModelReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What is said of all models, on the same pictures."""
+    """What is said of all models, on the same images."""
 
     split: str
     data: str
-    pictures: int
+    images: int
     """That could be read; all numbers are of these."""
     skipped: tuple[str, ...]
-    """Pictures that could not be read."""
+    """Images that could not be read."""
     classes: tuple[str, ...]
     """Of the models."""
     augmentation: str
@@ -85,7 +85,7 @@ class Report:
             "format": FORMAT,
             "split": self.split,
             "data": self.data,
-            "pictures": self.pictures,
+            "images": self.images,
             "skipped": list(self.skipped),
             "augmentation": self.augmentation,
             "notes": list(self.notes),
@@ -152,7 +152,7 @@ def _model(model: ModelReport, names: Sequence[str], k: int, matrices: bool) -> 
             for name, row in zip(names, measured.classes, strict=True)
         ]
         report["confused"] = [
-            {"actual": names[a], "predicted": names[p], "pictures": n} for a, p, n in measured.pairs
+            {"actual": names[a], "predicted": names[p], "images": n} for a, p, n in measured.pairs
         ]
         report["confusion"] = measured.confusion.tolist()
     return report

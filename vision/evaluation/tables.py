@@ -54,7 +54,7 @@ def _summary(report: Report) -> Table:
     several = len(report.models) > 1
     first = report.models[0]
     table = Table()
-    table.add_column(plain(f"{report.data}, {report.split}: {report.pictures:,} pictures"))
+    table.add_column(plain(f"{report.data}, {report.split}: {report.images:,} images"))
     for model in report.models:
         table.add_column(plain(model.name) if several else "value", justify="right")
     for key, label in ROWS.items():
@@ -71,13 +71,13 @@ def _summary(report: Report) -> Table:
     table.add_section()
     table.add_row("parameters", *(f"{model.cost.parameters:,}" for model in report.models))
     table.add_row("MACs", *(_macs(model.cost.macs) for model in report.models))
-    table.add_row("pictures/s, model alone", *(_rate(m.speed.model) for m in report.models))
-    table.add_row("pictures/s, with loading", *(_rate(m.speed.total) for m in report.models))
+    table.add_row("images/s, model alone", *(_rate(m.speed.model) for m in report.models))
+    table.add_row("images/s, with loading", *(_rate(m.speed.total) for m in report.models))
     captions = []
     if first.measured.intervals:
-        captions.append("[ ]: 95 % confidence, bootstrap over pictures")
+        captions.append("[ ]: 95 % confidence, bootstrap over images")
     if report.skipped:
-        captions.append(f"{len(report.skipped)} pictures could not be read and are not counted.")
+        captions.append(f"{len(report.skipped)} images could not be read and are not counted.")
     table.caption = plain("\n".join(captions), "table.caption") if captions else None
     return table
 
@@ -119,14 +119,14 @@ def _details(model: ModelReport, names: Sequence[str]) -> list[Table]:
         if row.recall is not None
     ]
     worst = _titled(f"{model.name}: worst classes")
-    for title in ("class", "pictures", "recall", "precision", "F1"):
+    for title in ("class", "images", "recall", "precision", "F1"):
         worst.add_column(title, justify="left" if title == "class" else "right")
     for _, name, row in sorted(known, key=lambda entry: entry[0])[:SHOWN]:
         shares = [_share(row.recall), _share(row.precision), _share(row.f1)]
-        worst.add_row(plain(name), f"{row.pictures:,}", *shares)
+        worst.add_row(plain(name), f"{row.images:,}", *shares)
     pairs = _titled(f"{model.name}: most confused")
-    for title in ("is", "was taken for", "pictures"):
-        pairs.add_column(title, justify="right" if title == "pictures" else "left")
+    for title in ("is", "was taken for", "images"):
+        pairs.add_column(title, justify="right" if title == "images" else "left")
     for actual, predicted, count in model.measured.pairs[:SHOWN]:
         pairs.add_row(plain(names[actual]), plain(names[predicted]), f"{count:,}")
     return [worst, pairs] if model.measured.pairs else [worst]

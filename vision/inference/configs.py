@@ -15,21 +15,21 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 
 
 class PredictConfig(SizedConfig):
-    """Pictures to name, by the model of a checkpoint."""
+    """Images to name, by the model of a checkpoint."""
 
     checkpoint: str
     """A run's folder, a checkpoint file of any known format, or timm:… or hf:… names."""
     images: Places
     """Files, folders, patterns with *, or - for a list on standard input; also as plain words."""
     top: PositiveInt
-    """So many classes of each picture are named."""
+    """So many classes of each image are named."""
     batch_size: PositiveInt
     format: Literal["auto", "table", "jsonl", "csv"]
     """auto: a table on a terminal, JSON lines in a pipe or a file."""
     output: Path | None
     """File to write instead of printing."""
     attention: bool
-    """Save a picture of where the model looks beside each image."""
+    """Save an image of where the model looks beside each image."""
     device: Device
 
 

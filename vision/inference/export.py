@@ -1,7 +1,7 @@
 """`vision export`: a model in a folder of its own, to be run without this project.
 
 What is written is read back, run by the library that will run it, and compared with the model on
-pictures and on noise; the export fails if the probabilities differ by more than a limit.
+images and on noise; the export fails if the probabilities differ by more than a limit.
 """
 
 import json
@@ -121,16 +121,16 @@ def largest_difference(loaded: Loaded, run: Callable[[Tensor], Tensor]) -> float
 
 
 def _inputs(loaded: Loaded) -> Iterator[Tensor]:
-    """Normalised batches of several sizes: pictures of the embedded data set, and one of noise with
+    """Normalised batches of several sizes: images of the embedded data set, and one of noise with
     a plain area.
     """
     preprocess = loaded.preprocess
     generator = torch.Generator().manual_seed(0)
     normalize = normalizer(preprocess, torch.device("cpu"))
     drawn = Shapes((64, 64), 0, "test", max(BATCHES))
-    pictures = [torch.from_numpy(np.array(loaded.pixels(drawn.read(i)))) for i in range(len(drawn))]
+    pixels = [torch.from_numpy(np.array(loaded.pixels(drawn.read(i)))) for i in range(len(drawn))]
     for size in BATCHES:
-        images = rearrange(torch.stack(pictures[:size]), "b h w c -> b c h w")
+        images = rearrange(torch.stack(pixels[:size]), "b h w c -> b c h w")
         if size > 1:
             images[0] = torch.randint(256, images.shape[1:], generator=generator, dtype=torch.uint8)
             images[0, :, : images.shape[2] // 2] = 255

@@ -36,7 +36,7 @@ height, width = facts["image_size"]
 
 
 def prepare(path):
-    """A picture file as the model takes it: float32 (1, channels, height, width)."""
+    """An image file as the model takes it: float32 (1, channels, height, width)."""
     image = ImageOps.exif_transpose(Image.open(path))
     image = image.convert("RGB" if facts["channels"] == 3 else "L")
     around = int(height / facts["crop_ratio"]), int(width / facts["crop_ratio"])
@@ -90,7 +90,7 @@ def readme(kind: str, facts: dict[str, Any], difference: float) -> str:
     height, width = facts["preprocess"]["image_size"]
     return f"""# An image classifier ({kind})
 
-{facts["classes"]} classes; pictures of {height} × {width} pixels; batches of any size.
+{facts["classes"]} classes; images of {height} × {width} pixels; batches of any size.
 What it needs to run: {_NEEDS[kind]}.
 
 Written by vision {facts["version"]}. It was run beside the original when written: the largest
@@ -98,7 +98,7 @@ difference of a probability was {difference:.1e}.
 
 - `{_FILES[kind]}`: the model
 - `model.json`: its settings, such as width and depth
-- `preprocess.json`: size, mean, deviation, interpolation and crop ratio of its pictures
+- `preprocess.json`: size, mean, deviation, interpolation and crop ratio of its images
 - `classes.txt`: the names of the classes, one in a line, in the order of the logits
 
 ```python

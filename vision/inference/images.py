@@ -1,4 +1,4 @@
-"""The pictures that a command is about, from files or from a data set, read when needed."""
+"""The images that a command is about, from files or from a data set, read when needed."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -10,10 +10,10 @@ import numpy as np
 
 from vision.config import ConfigError
 from vision.data.configs import DataConfig, ShapesConfig, Split
-from vision.data.images.decode import UnreadablePictureError, decode
+from vision.data.images.decode import UnreadableImageError, decode
 from vision.data.sources.build import build_source
 from vision.data.sources.shapes import Shapes
-from vision.data.sources.source import Picture
+from vision.data.sources.source import StoredImage
 from vision.inspection.explain import Pixels, Subject, shown_pixels
 from vision.inspection.trust.masks import box_mask, boxes_of, read_boxes, read_mask, shown_mask
 from vision.inspection.trust.scores import Mask
@@ -21,26 +21,26 @@ from vision.inspection.trust.scores import Mask
 
 @dataclass(frozen=True)
 class Item:
-    """A picture that has not been read yet."""
+    """An image that has not been read yet."""
 
     key: str
     """Where what is drawn of it goes, below the folder of results; no suffix."""
     name: str
     """As a person would look it up."""
-    read: Callable[[], Picture]
+    read: Callable[[], StoredImage]
     file: Path | None = None
     mask: Callable[[], Mask] | None = None
-    """Of the whole picture."""
+    """Of the whole image."""
 
     def pixels(self, subject: Subject) -> Pixels:
-        """What a model sees of it; UnreadablePictureError where it cannot be read."""
+        """What a model sees of it; UnreadableImageError where it cannot be read."""
         try:
             return shown_pixels(subject, self.read(), self.name)
-        except UnreadablePictureError:
+        except UnreadableImageError:
             raise
         except OSError as error:
             reason = error.strerror or str(error)
-            raise UnreadablePictureError(f"{self.name}: {reason}") from error
+            raise UnreadableImageError(f"{self.name}: {reason}") from error
 
     def seen_mask(self, subject: Subject) -> Mask | None:
         """What is left of its mask in what a model sees; None where none is known."""
@@ -66,7 +66,7 @@ def items_of_files(
 
 
 def items_of_data(config: DataConfig, split: Split) -> list[Item]:
-    """The pictures of a split; those of the embedded data set know where their object is."""
+    """The images of a split; those of the embedded data set know where their object is."""
     source = build_source(config, split)
     digits = len(str(len(source) - 1))
     items = []
@@ -78,7 +78,7 @@ def items_of_data(config: DataConfig, split: Split) -> list[Item]:
 
 
 def has_pairs(config: DataConfig | None) -> bool:
-    """Whether pictures with two objects can be made of a data set."""
+    """Whether images with two objects can be made of a data set."""
     return isinstance(config, ShapesConfig)
 
 

@@ -16,24 +16,24 @@ from vision.checkpoints.load_report import LoadReport
 from vision.checkpoints.open import OpenedModel, open_model
 from vision.checkpoints.weights import WhichWeights
 from vision.config import ConfigError, Size
-from vision.data.images.decode import open_picture
+from vision.data.images.decode import open_image
 from vision.data.images.transforms import evaluation_pixels
 from vision.data.preprocess import Preprocess, normalizer
 from vision.data.sources.wordnet import imagenet_synsets, readable_names
 from vision.models.configs import ModelChoice
 from vision.models.layers import Classifier, static_bias
 
-Picture = str | Path | bytes | Image.Image | NDArray[np.uint8] | Tensor
+ImageInput = str | Path | bytes | Image.Image | NDArray[np.uint8] | Tensor
 """A file's name or content, a Pillow image, a uint8 array (height, width, channels), or a uint8
 tensor (channels, height, width).
 """
 
-Pictures = list[Picture] | tuple[Picture, ...]
+ImageInputs = list[ImageInput] | tuple[ImageInput, ...]
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one picture."""
+    """What a model says of one image."""
 
     label: str
     """The most probable class."""
@@ -72,49 +72,49 @@ class Loaded:
         """Where the model is."""
         return next(self.model.parameters()).device
 
-    def transform(self, picture: Picture) -> Tensor:
-        """A picture of any kind as the model takes it: (channels, height, width), normalised."""
-        pixels = torch.from_numpy(np.array(self.pixels(picture)))
+    def transform(self, image: ImageInput) -> Tensor:
+        """An image of any kind as the model takes it: (channels, height, width), normalised."""
+        pixels = torch.from_numpy(np.array(self.pixels(image)))
         batch = rearrange(pixels, "h w c -> 1 c h w").to(self.device)
         return normalizer(self.preprocess, self.device)(batch)[0]
 
-    def pixels(self, picture: Picture) -> NDArray[np.uint8]:
-        """What the model sees of a picture, as uint8 (height, width, channels)."""
+    def pixels(self, image: ImageInput) -> NDArray[np.uint8]:
+        """What the model sees of an image, as uint8 (height, width, channels)."""
         channels = self.preprocess.channels
-        name = str(picture) if isinstance(picture, str | Path) else "the picture"
-        if isinstance(picture, str | Path):
-            picture = Path(picture).read_bytes()
-        elif isinstance(picture, Tensor):
-            picture = rearrange(picture, "c h w -> h w c").cpu().numpy()
-        return evaluation_pixels(open_picture(picture, channels, name), self.preprocess)
+        name = str(image) if isinstance(image, str | Path) else "the image"
+        if isinstance(image, str | Path):
+            image = Path(image).read_bytes()
+        elif isinstance(image, Tensor):
+            image = rearrange(image, "c h w -> h w c").cpu().numpy()
+        return evaluation_pixels(open_image(image, channels, name), self.preprocess)
 
     @overload
-    def predict(self, pictures: Picture, top: int = 5, batch_size: int = 32) -> Prediction: ...
+    def predict(self, images: ImageInput, top: int = 5, batch_size: int = 32) -> Prediction: ...
     @overload
     def predict(
-        self, pictures: Pictures, top: int = 5, batch_size: int = 32
+        self, images: ImageInputs, top: int = 5, batch_size: int = 32
     ) -> list[Prediction]: ...
     def predict(
-        self, pictures: Picture | Pictures, top: int = 5, batch_size: int = 32
+        self, images: ImageInput | ImageInputs, top: int = 5, batch_size: int = 32
     ) -> Prediction | list[Prediction]:
-        """The most probable classes of a picture, or of each picture of a list."""
+        """The most probable classes of an image, or of each image of a list."""
         check_head(self)
-        listed = pictures if isinstance(pictures, list | tuple) else [pictures]
+        listed = images if isinstance(images, list | tuple) else [images]
         answers = predictions(self._run(listed, batch_size, head=True), self.classes, top)
-        return answers if isinstance(pictures, list | tuple) else answers[0]
+        return answers if isinstance(images, list | tuple) else answers[0]
 
-    def features(self, pictures: Picture | Pictures, batch_size: int = 32) -> Tensor:
-        """What the head is given: (width,) for a picture, (n, width) for a list."""
-        listed = pictures if isinstance(pictures, list | tuple) else [pictures]
+    def features(self, images: ImageInput | ImageInputs, batch_size: int = 32) -> Tensor:
+        """What the head is given: (width,) for an image, (n, width) for a list."""
+        listed = images if isinstance(images, list | tuple) else [images]
         found = self._run(listed, batch_size, head=False)
-        return found if isinstance(pictures, list | tuple) else found[0]
+        return found if isinstance(images, list | tuple) else found[0]
 
-    def _run(self, pictures: Sequence[Picture], batch_size: int, head: bool) -> Tensor:
+    def _run(self, inputs: Sequence[ImageInput], batch_size: int, head: bool) -> Tensor:
         outputs = []
         with torch.inference_mode(), static_bias(self.model):
-            for start in range(0, len(pictures), batch_size):
+            for start in range(0, len(inputs), batch_size):
                 images = torch.stack(
-                    [self.transform(p) for p in pictures[start : start + batch_size]]
+                    [self.transform(p) for p in inputs[start : start + batch_size]]
                 )
                 tokens = self.model.forward_features(images)
                 outputs.append(self.model.forward_head(tokens) if head else self.model.pool(tokens))

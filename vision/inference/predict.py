@@ -1,4 +1,4 @@
-"""`vision predict`: what a model says of picture files."""
+"""`vision predict`: what a model says of image files."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ from einops import rearrange
 from numpy.typing import NDArray
 
 from vision.config import ConfigError
-from vision.data.images.decode import UnreadablePictureError
+from vision.data.images.decode import UnreadableImageError
 from vision.data.preprocess import normalizer
 from vision.data.sources.folder import SUFFIXES
 from vision.inference.configs import PredictConfig
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 ATTENTION = "_attention"
-"""What is added to the name of a picture for that of its attention."""
+"""What is added to the name of an image for that of its attention."""
 READERS = 4
 """Threads that read and decode while the model computes."""
 
@@ -45,8 +45,8 @@ class Answer:
     problem: str | None
 
 
-def find_pictures(places: Sequence[str], listed: TextIO | None = None) -> list[Path]:
-    """The files that are meant: files themselves, all pictures in folders, patterns, a list (-).
+def find_images(places: Sequence[str], listed: TextIO | None = None) -> list[Path]:
+    """The files that are meant: files themselves, all images in folders, patterns, a list (-).
 
     Every file once, in the order of the places; within a folder by name.
     """
@@ -60,19 +60,19 @@ def find_pictures(places: Sequence[str], listed: TextIO | None = None) -> list[P
             continue
         path = Path(place).expanduser()
         if path.is_dir():
-            files = [f for f in sorted(path.rglob("*")) if _is_picture(f)]
+            files = [f for f in sorted(path.rglob("*")) if _is_image(f)]
         elif not path.exists() and has_magic(place):
             matches = sorted(glob(place, recursive=True))  # noqa: PTH207 (absolute patterns too)
             files = [f for f in map(Path, matches) if f.is_file()]
         else:
             files = [path]
         if not files:
-            raise ConfigError(f"images: there is no picture in '{place}'.")
+            raise ConfigError(f"images: there is no image in '{place}'.")
         found.update(dict.fromkeys(files))
     return list(found)
 
 
-def _is_picture(file: Path) -> bool:
+def _is_image(file: Path) -> bool:
     """Told by its suffix; what `attention=true` has written is none."""
     return file.suffix.lower() in SUFFIXES and not file.stem.endswith(ATTENTION)
 
@@ -113,16 +113,16 @@ def _ahead(
 def _pixels(loaded: Loaded, path: Path) -> NDArray[np.uint8] | str:
     try:
         return loaded.pixels(path)
-    except UnreadablePictureError as error:
+    except UnreadableImageError as error:
         return str(error)
     except OSError as error:
         return f"{path}: {error.strerror or error}"
 
 
 def run(loaded: Loaded, config: PredictConfig) -> int:
-    """Name all pictures; returns 1 if some could not be read."""
+    """Name all images; returns 1 if some could not be read."""
     check_head(loaded)
-    files = find_pictures(config.images)
+    files = find_images(config.images)
     to_terminal = config.output is None and sys.stdout.isatty()
     kind = config.format
     if kind == "auto":
@@ -154,12 +154,12 @@ def run(loaded: Loaded, config: PredictConfig) -> int:
     for answer in bad:
         print(f"error: {answer.problem}", file=sys.stderr)
     if bad:
-        print(f"{len(bad)} of {len(files)} pictures could not be read.", file=sys.stderr)
+        print(f"{len(bad)} of {len(files)} images could not be read.", file=sys.stderr)
     return 1 if bad else 0
 
 
 def _save_attention(loaded: Loaded, path: Path) -> None:
-    """Beside the picture, another one that shows where the model looks, and its caption."""
+    """Beside the image, another one that shows where the model looks, and its caption."""
     from vision.inspection.capture.captured import CaptureError
     from vision.inspection.figures.show import show_attention
 
@@ -200,7 +200,7 @@ def as_dict(answer: Answer) -> dict[str, object]:
 
 
 def write_csv(found: Iterable[Answer], target: TextIO, top: int) -> None:
-    """A row for each picture; label and probability of the best classes; why it has none."""
+    """A row for each image; label and probability of the best classes; why it has none."""
     writer = csv.writer(target)
     ranks = [
         f"{column}_{rank}" for rank in range(1, top + 1) for column in ("label", "probability")
@@ -215,11 +215,11 @@ def write_csv(found: Iterable[Answer], target: TextIO, top: int) -> None:
 
 
 def table(found: Sequence[Answer]) -> "Table":
-    """For a terminal: the best classes of every picture, with a bar for each probability."""
+    """For a terminal: the best classes of every image, with a bar for each probability."""
     from rich.table import Table
 
     result = Table()
-    result.add_column("picture", overflow="fold")
+    result.add_column("image", overflow="fold")
     result.add_column("class")
     result.add_column("probability", justify="right")
     result.add_column("")

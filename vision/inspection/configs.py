@@ -1,4 +1,4 @@
-"""What pictures of attention can be told. Free of torch, so that a typo is answered at once."""
+"""What images of attention can be told. Free of torch, so that a typo is answered at once."""
 
 import re
 from pathlib import Path
@@ -47,7 +47,7 @@ Cell = tuple[int, int]
 
 
 class VisualizeConfig(SizedConfig):
-    """Pictures of where models look, and how far these can be believed."""
+    """Images of where models look, and how far these can be believed."""
 
     checkpoint: Places
     """A run's folder, a checkpoint file of any known format, or timm:… or hf:… names; several as
@@ -55,9 +55,9 @@ class VisualizeConfig(SizedConfig):
     images: Places
     """Files, folders, patterns with *, or - for a list on standard input; also as plain words."""
     data: DataConfig | None
-    """Instead of images: pictures of a data set, data=folder data.root=…"""
+    """Instead of images: images of a data set, data=folder data.root=…"""
     split: Split
-    pictures: PositiveInt | None
+    count: PositiveInt | None
     """Take so many of the images or of the split, evenly spread; null: all."""
     figures: Annotated[tuple[FigureName, ...], BeforeValidator(several)]
     """sheet: methods for the top classes; heads: heads × layers; queries: where patches look;
@@ -85,14 +85,14 @@ class VisualizeConfig(SizedConfig):
     dpi: Annotated[int, Field(ge=30, le=1200)]
     score: bool
     """Measure how well maps point to the object, and what hiding their cells does to the answer,
-    beside random maps and the picture's centre."""
+    beside random maps and the image's centre."""
     masks: Path | None
     """Folder of masks for images: a file of the same name (.png), also below folders of the same
     names, that is not black on the object."""
     boxes: Path | None
     """Instead of masks: a CSV file with the columns path, left, top, right and bottom."""
     steps: Annotated[int, Field(ge=2)]
-    """Steps from a whole picture to a hidden one, for perturbation, deletion and insertion."""
+    """Steps from a whole image to a hidden one, for perturbation, deletion and insertion."""
     seed: Count
     """Of random maps, and of the order of pixels with equal values."""
     batch_size: PositiveInt

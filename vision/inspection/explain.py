@@ -1,4 +1,4 @@
-"""What a model says of pictures and where it looks: the one record that all figures draw from.
+"""What a model says of images and where it looks: the one record that all figures draw from.
 
 Axes: b batch · k classes that are asked for · y, x rows and columns of cells.
 """
@@ -14,10 +14,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vision.config import ConfigError, suggest
-from vision.data.images.decode import open_picture
+from vision.data.images.decode import open_image
 from vision.data.images.transforms import evaluation_pixels
 from vision.data.preprocess import Preprocess, normalizer
-from vision.data.sources.source import Picture
+from vision.data.sources.source import StoredImage
 from vision.inspection.capture.capture import capture
 from vision.inspection.capture.captured import Captured, Fusion
 from vision.inspection.capture.layout import Place
@@ -33,7 +33,7 @@ Query = Place | Literal["pool", "cam"]
 
 
 class Subject(Protocol):
-    """A model with what is needed to show it pictures; what `vision.load` gives is one."""
+    """A model with what is needed to show it images; what `vision.load` gives is one."""
 
     @property
     def model(self) -> nn.Module:
@@ -62,13 +62,13 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """The map of one method for one picture and, where it is of a class, for one class."""
+    """The map of one method for one image and, where it is of a class, for one class."""
 
     request: Request
     values: Numbers
     """In cells, as multiples of a uniform map's: (y x)."""
     pixels: Numbers
-    """The same at the size of the picture: (height width)."""
+    """The same at the size of the image: (height width)."""
     answer: Answer | None
     """The class that it is of."""
     elsewhere: float | None
@@ -81,7 +81,7 @@ class Panel:
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """One model's view of one picture."""
+    """One model's view of one image."""
 
     model: str
     """Its name."""
@@ -96,14 +96,14 @@ class Look:
         return [panel for panel in self.panels if str(panel.request) == str(request)]
 
 
-def shown_pixels(subject: Subject, picture: Picture | Image.Image, name: str) -> Pixels:
-    """What the model sees of a picture (a file's bytes, an image or an array), not normalised."""
+def shown_pixels(subject: Subject, image: StoredImage | Image.Image, name: str) -> Pixels:
+    """What the model sees of an image (a file's bytes, an image or an array), not normalised."""
     preprocess = subject.preprocess
-    return evaluation_pixels(open_picture(picture, preprocess.channels, name), preprocess)
+    return evaluation_pixels(open_image(image, preprocess.channels, name), preprocess)
 
 
 def as_batch(subject: Subject, pixels: Sequence[Pixels]) -> Tensor:
-    """Pictures as the model takes them: (b channels height width)."""
+    """Images as the model takes them: (b channels height width)."""
     device = next(subject.model.parameters()).device
     stacked = torch.from_numpy(np.stack(pixels)).to(device).movedim(-1, 1)
     return normalizer(subject.preprocess, device)(stacked)
@@ -190,10 +190,10 @@ def look_at(
     interpolation: Interpolation = "bilinear",
     name: str = "",
 ) -> list[Look]:
-    """The views of one model of a batch of pictures: answers, and a map by every method.
+    """The views of one model of a batch of images: answers, and a map by every method.
 
     requests: by default three that suit the model. classes: so many of the most probable ones, or
-    numbers of classes, for methods that explain a class; a tensor (b k) has some for each picture.
+    numbers of classes, for methods that explain a class; a tensor (b k) has some for each image.
     """
     images = as_batch(subject, pixels)
     first = capture(subject.model, images, reduce="mean")

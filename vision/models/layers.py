@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 Grid = tuple[int, int]
-"""Rows and columns of a token grid, or height and width of a picture."""
+"""Rows and columns of a token grid, or height and width of an image."""
 
 
 class Classifier(nn.Module):
@@ -30,7 +30,7 @@ class Classifier(nn.Module):
         return self.classify(self.pool(features))
 
     def pool(self, features: Tensor) -> Tensor:
-        """Features → one vector per picture (b c), as the head takes it."""
+        """Features → one vector per image (b c), as the head takes it."""
         raise NotImplementedError
 
     def classify(self, pooled: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class Derived(nn.Module, Generic[G]):
 
 
 class PatchEmbed(nn.Module):
-    """Cuts a picture into patches and maps each to a token, by a convolution that steps by its own
+    """Cuts an image into patches and maps each to a token, by a convolution that steps by its own
     size.
     """
 
@@ -122,7 +122,7 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(channels, width, kernel_size=patch, stride=patch, bias=bias)
 
     def grid(self, size: Grid) -> Grid:
-        """The grid of tokens for a picture; a last, incomplete patch counts."""
+        """The grid of tokens for an image; a last, incomplete patch counts."""
         return ceil_div(size[0], self.patch[0]), ceil_div(size[1], self.patch[1])
 
     def forward(self, images: Tensor, multiple: Grid = (1, 1)) -> Tensor:

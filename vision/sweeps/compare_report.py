@@ -178,9 +178,9 @@ def _caption(comparison: Comparison) -> str:
         "last": "at the last evaluation",
     }[comparison.select]
     weights = {
-        "auto": "validation pictures (averaged weights where there are some)",
-        "val": "validation pictures, weights as trained",
-        "val_ema": "validation pictures, averaged weights",
+        "auto": "validation images (averaged weights where there are some)",
+        "val": "validation images, weights as trained",
+        "val_ema": "validation images, averaged weights",
     }[comparison.split]
     deviation = "mean ± standard deviation over seeds"
     return f"{comparison.metric} on {weights}, {which}; {deviation}; time is the mean of a run's."

@@ -81,7 +81,7 @@ def _runs_below(path: Path) -> list[Path]:
 
 
 def evaluations(run: Run) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl that are about validation pictures."""
+    """The lines of metrics.jsonl that are about validation images."""
     if not run.metrics.exists():
         return []
     lines = run.metrics.read_text(encoding="utf-8").splitlines()

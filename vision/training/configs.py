@@ -47,7 +47,7 @@ class OptimizerConfig(Config):
     name: str
     """timm's name: adamw, lamb, lion, muon, sgd, …"""
     learning_rate: Positive
-    """The peak, for a global batch of `reference_batch` pictures."""
+    """The peak, for a global batch of `reference_batch` images."""
     reference_batch: PositiveInt | None
     """The learning rate grows in proportion to batch_size / reference_batch; null: it is used as it
     is.
@@ -97,7 +97,7 @@ class CheckpointConfig(Config):
     keep: PositiveInt
     """The last so many are kept, beside the best one."""
     best: Literal["loss", "top1", "top5", "balanced_accuracy", "macro_f1"]
-    """The metric on validation pictures that decides what is best."""
+    """The metric on validation images that decides what is best."""
 
 
 class LogConfig(Config):
@@ -119,7 +119,7 @@ class TuneHeadConfig(Config):
 
     kind: Literal["head"]
     cache: bool
-    """Compute the features of every picture once and keep them in the run's folder. Needs pictures
+    """Compute the features of every image once and keep them in the run's folder. Needs images
     without augmentation."""
 
 
@@ -180,11 +180,11 @@ PLAIN_PICTURES = {
     "mixup": 0.0,
     "cutmix": 0.0,
 }
-"""Settings of an augmentation with which training pictures are those of an evaluation."""
+"""Settings of an augmentation with which training images are those of an evaluation."""
 
 
 class ProbeFirstConfig(Config):
-    """Before a fine-tuning: the head alone, on cached features of pictures as in evaluation, so
+    """Before a fine-tuning: the head alone, on cached features of images as in evaluation, so
     that a head that knows nothing does not spoil the features (Kumar et al., ICLR 2022).
     """
 
@@ -230,13 +230,13 @@ class TrainConfig(Config):
     duration: Duration
     """Of warm-up and decay together; a cool-down comes on top."""
     batch_size: PositiveInt
-    """Pictures per step over all devices together, whatever their number."""
+    """Images per step over all devices together, whatever their number."""
     max_batch_per_device: PositiveInt | Literal["auto"] | None
     """Gradients are accumulated over equal parts of at most this size; null: no limit; auto: the
     largest that fits, found by trying before the first step."""
     evaluate_every: Duration
     attention_every: Duration | None
-    """Draw where the model looks in some validation pictures, and how its heads attend, into the
+    """Draw where the model looks in some validation images, and how its heads attend, into the
     run's folder, at evaluations so far apart; null: never.
     """
     ema: Rate | None
@@ -265,8 +265,8 @@ class TrainConfig(Config):
         caches = isinstance(self.tune, TuneHeadConfig) and self.tune.cache
         if caches and (changed := _augmented(self.augment)):
             raise ValueError(
-                f"tune.cache=true computes the features of every picture once, but {changed} "
-                "changes pictures each time; use augment=none or tune.cache=false."
+                f"tune.cache=true computes the features of every image once, but {changed} "
+                "changes images each time; use augment=none or tune.cache=false."
             )
         if self.probe_first is not None and isinstance(self.tune, TuneHeadConfig):
             raise ValueError("probe_first: a run that trains the head alone is a probe already.")
@@ -274,7 +274,7 @@ class TrainConfig(Config):
 
 
 def _augmented(augment: AugmentConfig) -> str:
-    """The first setting that makes a training picture another one than in evaluation, if any."""
+    """The first setting that makes a training image another one than in evaluation, if any."""
     for name, value in PLAIN_PICTURES.items():
         if (found := getattr(augment, name)) != value:
             return f"augment.{name}={found}"

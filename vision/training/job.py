@@ -43,7 +43,7 @@ class Job:
     setup: Setup
     plan: Plan
     order: TrainingPlan
-    """How the pictures of an epoch are shared out."""
+    """How the images of an epoch are shared out."""
     preprocess: Preprocess
     train_loader: Loader
     val_loader: Loader
@@ -51,7 +51,7 @@ class Job:
     """What a training step calls: the model, or a wrapper that spreads it over processes."""
     state: TrainState
     evaluated: tuple[nn.Module, Preprocess]
-    """What an evaluation calls, and how it normalises: the model on pictures, or where features are
+    """What an evaluation calls, and how it normalises: the model on images, or where features are
     stored its head on those."""
     load_report: list[str] = field(default_factory=list)
     """What became of the weights that the run started from, line by line."""
@@ -77,8 +77,8 @@ class Job:
         }
 
     @property
-    def shows_pictures(self) -> bool:
-        """Whether sheets of pictures are logged; of stored features there are none to show."""
+    def shows_images(self) -> bool:
+        """Whether sheets of images are logged; of stored features there are none to show."""
         return self.config.log.wandb != "disabled" and not caches(self.config)
 
     def train_mode(self) -> None:
@@ -89,11 +89,11 @@ class Job:
 
     @property
     def micro_batch(self) -> int:
-        """Pictures that one device works on at once."""
+        """Images that one device works on at once."""
         return self.order.batch_size // self.order.ranks // self.order.accumulation
 
     def skipped(self) -> dict[str, str]:
-        """Pictures that this process could not read so far, and why."""
+        """Images that this process could not read so far, and why."""
         loaders = (self.train_loader, self.val_loader)
         return {f.name: f.reason for loader in loaders for f in loader.failures.values()}
 

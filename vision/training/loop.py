@@ -151,8 +151,8 @@ def _loop(job: Job, log: Log | None, stop: StopRequest, reporter: Reporter) -> i
     clock = time.perf_counter()
     while state.step < plan.total:
         parts = [next(batches) for _ in range(job.order.accumulation)]
-        if state.step == 0 and log is not None and job.shows_pictures:
-            log.picture(0, "train/pictures", training_sheet(job, parts[0]))
+        if state.step == 0 and log is not None and job.shows_images:
+            log.image(0, "train/images", training_sheet(job, parts[0]))
         learning_rate = lr_at(state.step, plan)
         set_learning_rate(state.optimizer, learning_rate)
         sums, finite = forward_backward(job.module, parts, job.setup, state.scaler, state.step)
@@ -238,11 +238,11 @@ def _evaluate(job: Job, log: Log | None, reporter: Reporter) -> None:
                 reduce=job.world.sum,
                 channels_last=job.config.channels_last,
             )
-            sheet = prediction_sheet(job, first[0]) if job.shows_pictures else None
+            sheet = prediction_sheet(job, first[0]) if job.shows_images else None
         if log is not None:
             log.write(state.step, split, numbers)
             if sheet is not None:
-                log.picture(state.step, f"{split}/pictures", sheet)
+                log.image(state.step, f"{split}/images", sheet)
         reporter.evaluation(job, split, numbers)
     if job.plan.draws_after(state.step):
         _draw(job, log, first[0])
@@ -254,7 +254,7 @@ def _evaluate(job: Job, log: Log | None, reporter: Reporter) -> None:
 
 
 def _draw(job: Job, log: Log | None, batch: Batch) -> None:
-    """Pictures of where the model looks, into the run's folder and to the tracker."""
+    """Images of where the model looks, into the run's folder and to the tracker."""
     from vision.training.run.drawn_attention import draw_attention
 
     classes = job.state.notes["classes"]
@@ -268,8 +268,8 @@ def _draw(job: Job, log: Log | None, batch: Batch) -> None:
         write=job.world.main,
     )
     if log is not None:
-        for name, picture in drawn.items():
-            log.picture(job.state.step, f"attention/{name}", picture)
+        for name, image in drawn.items():
+            log.image(job.state.step, f"attention/{name}", image)
 
 
 def _classifier(job: Job) -> Classifier:

@@ -18,7 +18,7 @@ class Plan:
     """What follows from a run's settings and the size of its training set."""
 
     batch_size: int
-    """Pictures per step, over all processes."""
+    """Images per step, over all processes."""
     steps_per_epoch: int
     warmup: int
     """Steps in which the learning rate rises."""
@@ -46,7 +46,7 @@ class Plan:
         return self._due(done, self.evaluate_every)
 
     def draws_after(self, done: int) -> bool:
-        """Whether pictures of the attention are due once so many steps are done."""
+        """Whether images of the attention are due once so many steps are done."""
         return self.attention_every is not None and self._due(done, self.attention_every)
 
     def saves_after(self, done: int) -> bool:
@@ -58,7 +58,7 @@ class Plan:
 
 
 def plan_run(config: TrainConfig, samples_per_epoch: int) -> Plan:
-    """The plan of a run on a training set of so many pictures.
+    """The plan of a run on a training set of so many images.
 
     Lengths are rounded to the nearest step (a half upwards); what is longer than 0 takes at least
     one step. An epoch has as many steps as the data loader makes of it, see `loader.tail`.
@@ -147,7 +147,7 @@ def _check(plan: Plan, config: TrainConfig) -> None:
         raise ConfigError(
             f"attention_every = {config.attention_every} ({plan.attention_every} steps) is no "
             f"multiple of evaluate_every = {config.evaluate_every} ({plan.evaluate_every} steps); "
-            "pictures are drawn at evaluations."
+            "images are drawn at evaluations."
         )
     if plan.warmup > plan.decay:
         raise ConfigError(

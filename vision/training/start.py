@@ -13,7 +13,7 @@ from vision.checkpoints.open import OpenedModel, open_model
 from vision.config import ConfigError, pair
 from vision.data.configs import PreprocessConfig
 from vision.data.preprocess import NAMES, Known, Preprocess
-from vision.data.sources.build import picture_size
+from vision.data.sources.build import image_size
 from vision.data.sources.source import Source
 from vision.models.build import build_model
 from vision.models.configs import AutoModelConfig, ModelConfig
@@ -55,7 +55,7 @@ def first_model(
             (origins.get(name, "the checkpoint"), {name: getattr(record.preprocess, name)})
             for name in NAMES
         ]
-        size, who = picture_size(config.data, record.preprocess.image_size)
+        size, who = image_size(config.data, record.preprocess.image_size)
         drawn = _drawn(config, model, size, train)
         return FirstModel(drawn, model, size, who, known, record.load_report)
     if isinstance(config.model, AutoModelConfig) and init in (None, "pretrained"):
@@ -65,12 +65,12 @@ def first_model(
         )
     if init is None:
         assert not isinstance(config.model, AutoModelConfig)
-        size, who = picture_size(config.data)
+        size, who = image_size(config.data)
         drawn = _drawn(config, config.model, size, train)
         return FirstModel(drawn, config.model, size, who)
     opened = _opened(config, world, init, train)
     lines = (*opened.report.lines(), *_size_line(opened))
-    who = picture_size(config.data, opened.trained_size)[1]
+    who = image_size(config.data, opened.trained_size)[1]
     return FirstModel(
         opened.model,
         opened.config,

@@ -33,7 +33,7 @@ class TrainState:
     average: dict[str, Tensor] | None
     """The averaged weights (EMA), if there are any."""
     sums: Tensor
-    """Loss, right answers and pictures since the last line of the log, in this process."""
+    """Loss, right answers and images since the last line of the log, in this process."""
     step: int = 0
     best: float | None = None
     """The best value so far of the metric that decides."""

@@ -55,7 +55,7 @@ def forward_backward(
 ) -> tuple[Tensor, bool]:
     """Gradients of the mean loss of all parts, left in the parameters.
 
-    Returns the sums (loss, correct answers, pictures) as a tensor on the device, and whether all
+    Returns the sums (loss, correct answers, images) as a tensor on the device, and whether all
     losses were finite, for this process alone.
     """
     sums = torch.zeros(3, device=setup.world.device)
@@ -88,10 +88,10 @@ def update(
 def explain_nonfinite(
     module: nn.Module, parts: Sequence[Batch], setup: Setup, step: int
 ) -> str | None:
-    """Which pictures of the step and which module gave the first number that is none, if this
+    """Which images of the step and which module gave the first number that is none, if this
     process had one.
 
-    The forward pass is made again with the same weights, pictures and random numbers; of all parts,
+    The forward pass is made again with the same weights, images and random numbers; of all parts,
     since processes that share a model must make as many.
     """
     reasons = []
@@ -110,7 +110,7 @@ def explain_nonfinite(
         if not loss.isfinite():
             where = first[0] if first else "the loss itself: all modules gave finite numbers"
             ids = ", ".join(map(str, batch.ids.tolist()))
-            reasons.append(f"first in {where}, for the pictures {ids}")
+            reasons.append(f"first in {where}, for the images {ids}")
     return reasons[0] if reasons else None
 
 

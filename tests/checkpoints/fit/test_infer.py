@@ -35,7 +35,7 @@ def test_published_model_is_inferred_as_its_yaml_describes_it(
     assert (found.image_size, found.channels, found.classes) == ((size, size), 3, 1000)
 
 
-def test_folder_of_timm_tells_window_size_pictures_and_classes(tmp_path: Path) -> None:
+def test_folder_of_timm_tells_window_size_images_and_classes(tmp_path: Path) -> None:
     model = timm.create_model(
         "swinv2_base_window12to16_192to256.ms_in22k_ft_in1k",
         embed_dim=16,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from model_settings import pictures, redraw
+from model_settings import random_images, redraw
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.swin_transformer_v2 import SwinTransformerV2
 from torch import Tensor, nn
@@ -59,7 +59,7 @@ def assert_opens(source: Any, peer: nn.Module, size: tuple[int, int], **given: A
     """The same logits in double precision; returns the config."""
     opened = open_model(source, **given)
     assert opened.image_size == size and not opened.report.resized
-    images = pictures(1, 3, *size).double()
+    images = random_images(1, 3, *size).double()
     with torch.no_grad():
         expected = peer.double()(images)
         apart = (opened.model.double()(images) - expected).abs().max() / expected.std()

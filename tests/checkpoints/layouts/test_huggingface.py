@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from foreign_models import CLASSES, assert_equal_function, drawn
-from model_settings import pictures
+from model_settings import random_images
 from torch import Tensor
 
 from vision.checkpoints.errors import CheckpointError
@@ -209,7 +209,7 @@ def test_relative_bias_can_be_resized_as_transformers_does(kind: str, tmp_path: 
     fitting = Fitting(huggingface.to_ours(peer.state_dict()).tensors)
     fit_vit(model, fitting, (SIZE, None), "bicubic", "bilinear")
     model.load_state_dict(fitting.tensors)
-    images = pictures(2, 3, *size).double()
+    images = random_images(2, 3, *size).double()
     with torch.no_grad():
         torch.testing.assert_close(model(images), peer(images).logits, atol=1e-9, rtol=1e-9)
     name = "relative.table" if kind == "shared bias" else "blocks.0.relative.table"

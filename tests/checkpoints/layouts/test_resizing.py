@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from model_settings import pictures
+from model_settings import random_images
 from scipy.ndimage import zoom
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor
@@ -78,7 +78,7 @@ PROJECTS: dict[str, tuple[Layout, list[str], Project]] = {
 @pytest.mark.parametrize("project", PROJECTS)
 def test_table_of_a_layout_is_resized_as_its_project_does(project: str) -> None:
     layout, names, resize = PROJECTS[project]
-    table = pictures(1, OLD * OLD + 1, WIDTH)
+    table = random_images(1, OLD * OLD + 1, WIDTH)
     method = position_method(layout, names)
     found = resize_positions(table, 1, (OLD, OLD), (NEW, NEW), method)
     torch.testing.assert_close(found, resize(table), atol=2e-6, rtol=1e-5)

@@ -45,12 +45,12 @@ def optimize(model: nn.Module, name: str) -> Optimizer:
 def train(model: nn.Module, optimizer: Optimizer, steps: range) -> None:
     for step in steps:
         generator = torch.Generator().manual_seed(step)
-        pictures = torch.randn(4, 3, 8, 8, generator=generator)
+        images = torch.randn(4, 3, 8, 8, generator=generator)
         labels = torch.randint(0, 5, (4,), generator=generator)
         for group in optimizer.param_groups:
             group["lr"] = 1e-2 / (step + 1)  # as a schedule does it
         optimizer.zero_grad()
-        F.cross_entropy(model(pictures), labels).backward()
+        F.cross_entropy(model(images), labels).backward()
         optimizer.step()
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from vision.data.images.decode import UnreadablePictureError, decode, open_picture
+from vision.data.images.decode import UnreadableImageError, decode, open_image
 
 TOLERANCE = 2
 """Largest difference from Pillow: both use libjpeg-turbo, but not always the same version."""
@@ -74,8 +74,8 @@ def test_jpeg_region_fast_way_equals_pillow(
     left, right = sorted(round(corner * width) for corner in corners[2:])
     top, left = min(top, height - 1), min(left, width - 1)
     bottom, right = max(bottom, top + 1), max(right, left + 1)
-    picture = open_picture(data, channels, "a.jpg")
-    region = picture.region(top, left, bottom - top, right - left)
+    opened = open_image(data, channels, "a.jpg")
+    region = opened.region(top, left, bottom - top, right - left)
     expected = plain(data, "RGB" if channels == 3 else "L").reshape(height, width, channels)
     assert region.dtype == np.uint8
     assert np.abs(region - expected[top:bottom, left:right]).max() <= TOLERANCE
@@ -83,16 +83,16 @@ def test_jpeg_region_fast_way_equals_pillow(
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
-def test_picture_with_exif_orientation_comes_upright(orientation: int, kind: str) -> None:
+def test_image_with_exif_orientation_comes_upright(orientation: int, kind: str) -> None:
     image = scene(60, 40)
     exif = Image.Exif()
     exif[0x0112] = orientation
     data = encoded(image, kind, exif=exif)
-    picture = open_picture(data, 3, "a")
+    opened = open_image(data, 3, "a")
     expected = plain(data)
-    assert (picture.height, picture.width) == ((60, 40) if orientation >= 5 else (40, 60))
-    assert np.abs(picture.pixels() - expected).max() <= TOLERANCE
-    assert np.abs(picture.region(3, 5, 20, 21) - expected[3:23, 5:26]).max() <= TOLERANCE
+    assert (opened.height, opened.width) == ((60, 40) if orientation >= 5 else (40, 60))
+    assert np.abs(opened.pixels() - expected).max() <= TOLERANCE
+    assert np.abs(opened.region(3, 5, 20, 21) - expected[3:23, 5:26]).max() <= TOLERANCE
 
 
 def test_jpeg_with_orientation_in_xmp_only_comes_upright() -> None:
@@ -115,7 +115,7 @@ def test_sixteen_bit_png_keeps_its_upper_eight_bits(channels: int) -> None:
     assert np.array_equal(pixels[:, :, 0], values >> 8)
 
 
-def test_palette_and_bilevel_pictures_get_their_colours() -> None:
+def test_palette_and_bilevel_images_get_their_colours() -> None:
     image = scene(40, 30)
     palette = encoded(image.quantize(16), "PNG")
     assert np.array_equal(decode(palette, 3, "a.png"), plain(palette))
@@ -124,7 +124,7 @@ def test_palette_and_bilevel_pictures_get_their_colours() -> None:
 
 
 @pytest.mark.parametrize("kind", ["RGBA", "LA", "PA"])
-def test_transparent_picture_shows_white(kind: str) -> None:
+def test_transparent_image_shows_white(kind: str) -> None:
     image = Image.new("RGBA", (4, 1), (100, 100, 100, 255))
     image.putpixel((1, 0), (100, 100, 100, 0))
     image.putpixel((2, 0), (0, 0, 0, 51))
@@ -160,8 +160,8 @@ def test_file_with_wrong_extension_is_read_by_content(tmp_path: Path) -> None:
 def test_truncated_file_is_unreadable_whatever_the_crop(kept: float, kind: str) -> None:
     data = encoded(scene(200, 200), kind)
     data = data[: int(len(data) * kept)]
-    with pytest.raises(UnreadablePictureError, match=r"folder/cut: .*truncated"):
-        open_picture(data, 3, "folder/cut").region(0, 0, 8, 8)
+    with pytest.raises(UnreadableImageError, match=r"folder/cut: .*truncated"):
+        open_image(data, 3, "folder/cut").region(0, 0, 8, 8)
 
 
 @pytest.mark.parametrize(
@@ -174,14 +174,14 @@ def test_truncated_file_is_unreadable_whatever_the_crop(kept: float, kind: str) 
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "known format"),
     ],
 )
-def test_file_without_picture_is_unreadable_by_name(data: bytes, reason: str) -> None:
-    with pytest.raises(UnreadablePictureError, match=f"some/path.jpg: .*({reason})"):
+def test_file_without_image_is_unreadable_by_name(data: bytes, reason: str) -> None:
+    with pytest.raises(UnreadableImageError, match=f"some/path.jpg: .*({reason})"):
         decode(data, 3, "some/path.jpg")
 
 
-def test_floating_point_picture_is_refused() -> None:
+def test_floating_point_image_is_refused() -> None:
     data = encoded(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF")
-    with pytest.raises(UnreadablePictureError, match="no stated range"):
+    with pytest.raises(UnreadableImageError, match="no stated range"):
         decode(data, 3, "a.tiff")
 
 
@@ -201,13 +201,13 @@ def test_decompression_bomb_is_refused_before_memory_is_taken() -> None:
     frame = jpeg.index(b"\xff\xc0")
     jpeg[frame + 5 : frame + 9] = struct.pack(">HH", 60_000, 60_000)
     for data in (png_header(60_000, 60_000), bytes(jpeg)):
-        with pytest.raises(UnreadablePictureError, match=r"bomb.*pixels|60000 × 60000 pixels"):
-            open_picture(data, 3, "bomb")
-    with pytest.raises(UnreadablePictureError, match=r"100 × 100 pixels are more than.*9,999"):
-        open_picture(encoded(scene(100, 100), "JPEG"), 3, "bomb", max_pixels=9_999)
+        with pytest.raises(UnreadableImageError, match=r"bomb.*pixels|60000 × 60000 pixels"):
+            open_image(data, 3, "bomb")
+    with pytest.raises(UnreadableImageError, match=r"100 × 100 pixels are more than.*9,999"):
+        open_image(encoded(scene(100, 100), "JPEG"), 3, "bomb", max_pixels=9_999)
 
 
-def test_picture_of_thirty_thousand_pixels_length_is_read() -> None:
+def test_image_of_thirty_thousand_pixels_length_is_read() -> None:
     image = Image.new("RGB", (30_000, 40), (10, 200, 30))
     for kind in ("JPEG", "PNG"):
         pixels = decode(encoded(image, kind), 3, "long")
@@ -222,9 +222,9 @@ def test_arrays_are_checked_and_converted() -> None:
     colour = np.asarray(scene(5, 6))
     assert np.array_equal(decode(colour, 3, "a"), colour)
     assert np.array_equal(decode(colour, 1, "a")[:, :, 0], np.asarray(scene(5, 6).convert("L")))
-    with pytest.raises(UnreadablePictureError, match=r"a: expected a uint8 array.*float64"):
+    with pytest.raises(UnreadableImageError, match=r"a: expected a uint8 array.*float64"):
         decode(np.zeros((2, 2, 3)), 3, "a")  # type: ignore[arg-type]
-    with pytest.raises(UnreadablePictureError, match="a: expected a uint8 array"):
+    with pytest.raises(UnreadableImageError, match="a: expected a uint8 array"):
         decode(np.zeros((0, 2, 3), np.uint8), 3, "a")
 
 
@@ -238,9 +238,9 @@ def test_damaged_file_gives_pixels_or_one_kind_of_error(seed: int, kind: str) ->
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
-            picture = open_picture(bytes(data), 3, "damaged", max_pixels=1_000_000)
-            pixels = picture.pixels()
-        except UnreadablePictureError as error:
+            image = open_image(bytes(data), 3, "damaged", max_pixels=1_000_000)
+            pixels = image.pixels()
+        except UnreadableImageError as error:
             assert str(error).startswith("damaged: ")  # noqa: PT017 (both outcomes are right)
         else:
-            assert pixels.shape == (picture.height, picture.width, 3)
+            assert pixels.shape == (image.height, image.width, 3)

@@ -66,7 +66,7 @@ def test_targets_sum_to_one_and_tell_the_share_of_pixels(
 ) -> None:
     config = augment("inception", mixup=mixup, cutmix=cutmix, label_smoothing=smoothing)
     labels = torch.arange(samples)
-    # A picture consists of its own label only, so that the mean of a channel counts pixels.
+    # An image consists of its own label only, so that the mean of a channel counts pixels.
     images = torch.eye(samples)[:, :, None, None].expand(-1, -1, 9, 11).clone()
     mixed, targets = mix_batch(images, labels, samples, config, seed=seed, step=3)
     assert torch.allclose(targets.sum(1), torch.ones(samples), atol=1e-5)

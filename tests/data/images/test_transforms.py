@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 
 from vision.data.images import transforms
 from vision.data.images.augment import color_jitter, erase
-from vision.data.images.decode import OpenPicture, open_picture
+from vision.data.images.decode import OpenImage, open_image
 from vision.data.images.transforms import (
     evaluation_pixels,
     random_resized_crop_box,
@@ -30,8 +30,8 @@ def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> np.ndarr
     return random.integers(0, 256, (height, width, channels), dtype=np.uint8)
 
 
-def picture(height: int, width: int, channels: int = 3, seed: int = 0) -> OpenPicture:
-    return open_picture(noise(height, width, channels, seed), channels, "noise")
+def opened(height: int, width: int, channels: int = 3, seed: int = 0) -> OpenImage:
+    return open_image(noise(height, width, channels, seed), channels, "noise")
 
 
 # Resizing and evaluation ------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def test_evaluation_of_square_size_equals_torchvision_within_two(
         ]
     )
     expected = np.asarray(reference(Image.fromarray(noise(*size)))).astype(int)
-    gap = np.abs(evaluation_pixels(picture(*size), settings) - expected)
+    gap = np.abs(evaluation_pixels(opened(*size), settings) - expected)
     assert gap.max() <= 2
     assert gap.mean() <= 0.1
 
@@ -85,12 +85,12 @@ def test_evaluation_of_rectangular_size_covers_it_and_keeps_shapes(size: tuple[i
     image = Image.fromarray(noise(*size)).resize(covering[::-1], Image.Resampling.BILINEAR)
     top, left = round((covering[0] - 24) / 2), round((covering[1] - 60) / 2)
     expected = np.asarray(image).astype(int)[top : top + 24, left : left + 60]
-    assert np.abs(evaluation_pixels(picture(*size), settings) - expected).max() <= 1
+    assert np.abs(evaluation_pixels(opened(*size), settings) - expected).max() <= 1
 
 
 @pytest.mark.parametrize("name", ["none", "light", "inception"])
 @pytest.mark.parametrize("size", [(1, 30_000), (30_000, 1), (1, 1), (3, 2000)])
-def test_picture_of_extreme_shape_gives_its_middle_without_growing(
+def test_image_of_extreme_shape_gives_its_middle_without_growing(
     monkeypatch: pytest.MonkeyPatch, name: str, size: tuple[int, int]
 ) -> None:
     sizes: list[tuple[int, int]] = []
@@ -108,7 +108,7 @@ def test_picture_of_extreme_shape_gives_its_middle_without_growing(
     )
     config = augment(name, padding=0, interpolation="bilinear")
     random = generator(0, "augment")
-    result = training_pixels(open_picture(band, 3, "a"), preprocess(64), config, random)
+    result = training_pixels(open_image(band, 3, "a"), preprocess(64), config, random)
     assert result.shape == (64, 64, 3)
     assert max(height * width for height, width in sizes) <= 74 * 74 * 32
     if name == "none":
@@ -125,7 +125,7 @@ def test_fast_way_from_jpeg_to_model_size_equals_plain_pillow_within_three(
     plain = Image.open(io.BytesIO(buffer.getvalue())).convert("RGB")
     settings, config = preprocess(96), augment("inception", flip=0.0)
     for index in range(40):
-        opened = open_picture(buffer.getvalue(), 3, "a.jpg")
+        opened = open_image(buffer.getvalue(), 3, "a.jpg")
         result = training_pixels(opened, settings, config, generator(0, "augment", index=index))
         top, left, height, width = random_resized_crop_box(
             200, 280, config, generator(0, "augment", index=index)
@@ -200,7 +200,7 @@ def test_padded_crop_gives_every_place_equally_often() -> None:
         for left in range(9)
     }
     counts = np.zeros((9, 9))
-    settings, small = preprocess(8, 1), open_picture(original, 1, "a")
+    settings, small = preprocess(8, 1), open_image(original, 1, "a")
     for index in range(8100):
         view = training_pixels(small, settings, config, generator(0, "augment", index=index))
         counts[places[np.ascontiguousarray(view).tobytes()]] += 1
@@ -218,7 +218,7 @@ def test_flip_probability_is_kept_and_mirrors() -> None:
         original[::-1, ::-1].tobytes(): "both",
     }
     counts = dict.fromkeys(kinds.values(), 0)
-    settings, small = preprocess(8, crop_ratio=1.0), open_picture(original, 3, "a")
+    settings, small = preprocess(8, crop_ratio=1.0), open_image(original, 3, "a")
     for index in range(4000):
         view = training_pixels(small, settings, config, generator(0, "augment", index=index))
         counts[kinds[np.ascontiguousarray(view).tobytes()]] += 1
@@ -310,7 +310,7 @@ def test_augmentation_is_a_function_of_seed_epoch_and_sample(name: str, channels
 
     def view(seed: int, epoch: int, index: int) -> np.ndarray:
         random = generator(seed, "augment", epoch=epoch, index=index)
-        return np.array(training_pixels(picture(40, 50, channels), settings, config, random))
+        return np.array(training_pixels(opened(40, 50, channels), settings, config, random))
 
     before = torch.get_rng_state(), np.random.get_state()[1].tolist()
     first = view(0, 1, 2)

@@ -1,11 +1,11 @@
-"""Picture files: folders, tables, splits that are saved, and what a user may get wrong."""
+"""Image files: folders, tables, splits that are saved, and what a user may get wrong."""
 
 import csv
 from pathlib import Path
 
 import numpy as np
 import pytest
-from source_settings import data_config, make_folder, picture_bytes, shade_of
+from source_settings import data_config, image_bytes, make_folder, shade_of
 from torchvision.datasets import ImageFolder
 
 from vision.config import ConfigError
@@ -39,15 +39,15 @@ def test_folder_with_train_and_val_gives_what_torchvision_gives(tmp_path: Path) 
     assert list_splits(config) == ("train", "val")
 
 
-def test_folder_with_nested_hidden_and_other_files_finds_pictures_and_counts_the_rest(
+def test_folder_with_nested_hidden_and_other_files_finds_images_and_counts_the_rest(
     tmp_path: Path,
 ) -> None:
     make_folder(tmp_path, {"a": 2, "b": 2})
     (tmp_path / "a" / "deep" / "er").mkdir(parents=True)
-    (tmp_path / "a" / "deep" / "er" / "x.JPEG").write_bytes(picture_bytes(9, kind="JPEG"))
+    (tmp_path / "a" / "deep" / "er" / "x.JPEG").write_bytes(image_bytes(9, kind="JPEG"))
     (tmp_path / "a" / "deep" / "loop").symlink_to(tmp_path / "a")
     (tmp_path / "a" / ".DS_Store").write_bytes(b"")
-    (tmp_path / "b" / ".hidden.png").write_bytes(picture_bytes(1))
+    (tmp_path / "b" / ".hidden.png").write_bytes(image_bytes(1))
     (tmp_path / "b" / "Thumbs.db").write_bytes(b"")
     (tmp_path / ".git").mkdir()
     (tmp_path / "README.md").write_text("")
@@ -83,7 +83,7 @@ def test_folder_not_yet_split_is_split_by_class_and_seed(tmp_path: Path) -> None
 
 
 def test_folder_split_saved_and_reloaded_is_the_same_split(tmp_path: Path) -> None:
-    root = tmp_path / "pictures"
+    root = tmp_path / "images"
     make_folder(root, {"n01440764": 9, "n01443537": 7})  # synsets: shown by their names
     config = data_config("folder", root=str(root), val_fraction=0.3)
     write_table(read_table(config), tmp_path / "split.csv")
@@ -150,7 +150,7 @@ TABLES = {
     ),
     "class not trained": (
         [["path", "label", "split"], ["x/0000.png", "a", "train"], ["x/0001.png", "b", "val"]],
-        "no training pictures of the classes b",
+        "no training images of the classes b",
     ),
 }
 
@@ -170,16 +170,16 @@ def test_folder_that_is_missing_is_refused_with_what_exists(tmp_path: Path) -> N
         build_source(config, "train")
 
 
-def test_folder_without_pictures_is_refused_with_what_is_there(tmp_path: Path) -> None:
+def test_folder_without_images_is_refused_with_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.heic").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"no pictures .* 1 files ignored \(suffix '.heic'\)"):
+    with pytest.raises(ConfigError, match=r"no images .* 1 files ignored \(suffix '.heic'\)"):
         build_source(data_config("folder", root=str(tmp_path)), "train")
 
 
 def test_folder_with_an_empty_class_is_refused(tmp_path: Path) -> None:
     make_folder(tmp_path, {"a": 1, "b": 0})
-    with pytest.raises(ConfigError, match=r"1 of 2 class folders .* no pictures: b"):
+    with pytest.raises(ConfigError, match=r"1 of 2 class folders .* no images: b"):
         build_source(data_config("folder", root=str(tmp_path)), "train")
 
 
@@ -194,7 +194,7 @@ def test_folder_with_other_classes_in_val_is_refused(tmp_path: Path) -> None:
 
 def test_folder_without_val_says_how_to_get_one(tmp_path: Path) -> None:
     make_folder(tmp_path, {"a": 3, "b": 3})
-    with pytest.raises(ConfigError, match=r"no pictures for val.*data.val_fraction"):
+    with pytest.raises(ConfigError, match=r"no images for val.*data.val_fraction"):
         build_source(data_config("folder", root=str(tmp_path)), "val")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from source_settings import YAML, data_config, make_folder, picture_bytes, shade_of
+from source_settings import YAML, data_config, image_bytes, make_folder, shade_of
 from timm.data import ImageNetInfo
 from torchvision import datasets as torchvision_datasets
 
@@ -97,7 +97,7 @@ def test_known_class_names_are_those_of_torchvision_and_timm() -> None:
         assert names[index].startswith(info.index_to_description(index))
 
 
-def test_fashion_mnist_files_as_distributed_give_pictures_and_labels(tmp_path: Path) -> None:
+def test_fashion_mnist_files_as_distributed_give_images_and_labels(tmp_path: Path) -> None:
     arrays = make_fashion_mnist(tmp_path)
     config = data_config("fashion_mnist", root=str(tmp_path))
     train, val = (build_source(config, split) for split in ("train", "val"))
@@ -106,7 +106,7 @@ def test_fashion_mnist_files_as_distributed_give_pictures_and_labels(tmp_path: P
     assert np.array_equal(train.read(4)[..., 0], arrays["train"][4])
     assert np.array_equal(val.read(7)[..., 0], arrays["t10k"][7])
     assert val.labels.tolist() == list(range(10))
-    assert list_splits(config) == ("train", "val")  # test would be the same pictures as val
+    assert list_splits(config) == ("train", "val")  # test would be the same images as val
     held_out = data_config("fashion_mnist", root=str(tmp_path), val_fraction=1 / 3)
     assert [len(build_source(held_out, s)) for s in ("train", "val", "test")] == [20, 10, 10]
     assert list_splits(held_out) == ("train", "val", "test")
@@ -125,7 +125,7 @@ def test_fashion_mnist_missing_or_damaged_files_say_what_to_do(tmp_path: Path) -
             build_source(config, "train")
 
 
-def test_cifar10_in_torchvision_files_gives_pictures_and_labels(
+def test_cifar10_in_torchvision_files_gives_images_and_labels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrays = make_cifar10(tmp_path, monkeypatch)
@@ -138,7 +138,7 @@ def test_cifar10_in_torchvision_files_gives_pictures_and_labels(
 
 
 @pytest.mark.parametrize("second", ["val", "test"])
-def test_cifar10_as_a_folder_of_pictures_is_found(tmp_path: Path, second: str) -> None:
+def test_cifar10_as_a_folder_of_images_is_found(tmp_path: Path, second: str) -> None:
     make_folder(tmp_path / "train", dict.fromkeys(CIFAR10, 2))
     make_folder(tmp_path / second, dict.fromkeys(CIFAR10, 1), first=50)
     config = data_config("cifar10", root=str(tmp_path))
@@ -148,7 +148,7 @@ def test_cifar10_as_a_folder_of_pictures_is_found(tmp_path: Path, second: str) -
     )
     assert shade_of(build_source(config, "val").read(3)) == 53
     (tmp_path / "train" / "zebra").mkdir()
-    (tmp_path / "train" / "zebra" / "1.png").write_bytes(picture_bytes(1))
+    (tmp_path / "train" / "zebra" / "1.png").write_bytes(image_bytes(1))
     with pytest.raises(
         ConfigError, match=r"not the classes of CIFAR10: unknown zebra.*data=folder"
     ):
@@ -213,7 +213,7 @@ def test_torchvision_eurosat_reads_its_files_and_is_split_on_demand(tmp_path: Pa
     source = build_source(config, "train")
     assert source.classes == ("Forest", "River")
     assert [shade_of(source.read(i)) for i in range(10)] == list(range(10))
-    with pytest.raises(ConfigError, match=r"no pictures for val.*val_fraction"):
+    with pytest.raises(ConfigError, match=r"no images for val.*val_fraction"):
         build_source(config, "val")
     split = data_config("torchvision", name="EuroSAT", root=str(tmp_path), val_fraction=0.5)
     assert [len(build_source(split, s)) for s in ("train", "val")] == [5, 5]
@@ -223,9 +223,9 @@ def test_torchvision_svhn_arrays_equal_what_torchvision_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scipy_io = pytest.importorskip("scipy.io", reason="torchvision reads SVHN with scipy")
-    pictures = RANDOM.integers(0, 256, (32, 32, 3, 6), dtype=np.uint8)
+    images = RANDOM.integers(0, 256, (32, 32, 3, 6), dtype=np.uint8)
     labels = np.array([[1], [10], [3], [4], [10], [9]], dtype=np.uint8)
-    scipy_io.savemat(tmp_path / "train_32x32.mat", {"X": pictures, "y": labels})
+    scipy_io.savemat(tmp_path / "train_32x32.mat", {"X": images, "y": labels})
     checksum = hashlib.md5((tmp_path / "train_32x32.mat").read_bytes()).hexdigest()
     kind = torchvision_datasets.SVHN
     train = ["", "train_32x32.mat", checksum]
@@ -254,14 +254,14 @@ def test_huggingface_local_set_gives_bytes_labels_and_names(tmp_path: Path, layo
         make_folder(root / "validation", {"cat": 1, "dog": 1}, first=100)
     else:
         features = library.Features(
-            {"picture": library.Image(), "species": library.ClassLabel(names=["cat", "dog"])}
+            {"image": library.Image(), "species": library.ClassLabel(names=["cat", "dog"])}
         )
         parts = {"train": (range(5), [0, 0, 0, 1, 1]), "validation": ((100, 101), [0, 1])}
         library.DatasetDict(
             {
                 split: library.Dataset.from_dict(
                     {
-                        "picture": [{"bytes": picture_bytes(s), "path": None} for s in shades],
+                        "image": [{"bytes": image_bytes(s), "path": None} for s in shades],
                         "species": labels,
                     },
                     features=features,

@@ -17,8 +17,8 @@ SIZE = (48, 48)
 @pytest.fixture(scope="module")
 def samples() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     train, val = Shapes(SIZE, 0, "train", 3000), Shapes(SIZE, 0, "val", 1500)
-    pictures = [np.stack([s.read(i) for i in range(len(s))]) for s in (train, val)]
-    return pictures[0], train.labels, pictures[1], val.labels
+    images = [np.stack([s.read(i) for i in range(len(s))]) for s in (train, val)]
+    return images[0], train.labels, images[1], val.labels
 
 
 def probe(features: np.ndarray, labels: np.ndarray, tests: np.ndarray, truth: np.ndarray) -> float:
@@ -43,9 +43,9 @@ def test_shapes_source_any_split_follows_the_protocol() -> None:
     assert source.read(3).dtype == np.uint8
 
 
-def test_shapes_picture_same_coordinates_is_identical_and_otherwise_different() -> None:
+def test_shapes_image_same_coordinates_is_identical_and_otherwise_different() -> None:
     source = Shapes(SIZE, 5, "train", 100)
-    again = Shapes(SIZE, 5, "train", 50)  # the number of samples changes no picture
+    again = Shapes(SIZE, 5, "train", 50)  # the number of samples changes no image
     assert np.array_equal(source.read(17), again.read(17))
     others = [Shapes(SIZE, 6, "train", 100), Shapes(SIZE, 5, "val", 100)]
     assert not any(np.array_equal(source.read(17), other.read(17)) for other in others)
@@ -63,12 +63,12 @@ def test_shapes_labels_any_number_are_balanced_and_end_at_the_last() -> None:
 def test_shapes_mask_of_each_class_covers_pixels_of_its_colour() -> None:
     source = Shapes((64, 64), 0, "test", 80)
     for index in range(80):
-        mask, picture = source.mask(index), source.read(index).astype(float)
+        mask, image = source.mask(index), source.read(index).astype(float)
         assert mask.shape == (64, 64)
         assert mask.dtype == np.bool_
         assert 0.05 < mask.mean() < 0.45
         # The object's mean colour points to its own class colour, not to the other one.
-        mean = picture[mask].mean(0)
+        mean = image[mask].mean(0)
         own = KINDS[source.labels[index]][0]
         cosine = {
             name: mean @ np.array(c) / np.linalg.norm(mean) / np.linalg.norm(c)
@@ -91,13 +91,13 @@ def test_shapes_mask_of_disc_and_cross_has_the_area_of_the_shape() -> None:
 def test_two_objects_any_size_have_two_classes_and_disjoint_masks(size: tuple[int, int]) -> None:
     for index in range(20):
         scene = two_objects(size, 3, index)
-        assert scene.picture.shape == (*size, 3)
+        assert scene.image.shape == (*size, 3)
         assert scene.labels[0] != scene.labels[1]
         first, second = scene.masks
         assert first.any()
         assert second.any()
         assert not (first & second).any()
-    assert np.array_equal(two_objects(size, 3, 7).picture, two_objects(size, 3, 7).picture)
+    assert np.array_equal(two_objects(size, 3, 7).image, two_objects(size, 3, 7).image)
 
 
 def test_shapes_mean_colour_alone_tells_less_than_half(samples: tuple[np.ndarray, ...]) -> None:
@@ -110,8 +110,8 @@ def test_shapes_mean_colour_alone_tells_less_than_half(samples: tuple[np.ndarray
 def test_shapes_colour_histogram_alone_tells_less_than_half(
     samples: tuple[np.ndarray, ...], bins: int
 ) -> None:
-    def histogram(pictures: np.ndarray) -> np.ndarray:
-        level = pictures.astype(int) * bins // 256
+    def histogram(images: np.ndarray) -> np.ndarray:
+        level = images.astype(int) * bins // 256
         cell = (level[..., 0] * bins + level[..., 1]) * bins + level[..., 2]
         return np.stack([np.bincount(c.ravel(), minlength=bins**3) for c in cell]) ** 0.5
 

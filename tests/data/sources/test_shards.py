@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from source_settings import data_config, make_tar, picture_bytes, shade_of
+from source_settings import data_config, image_bytes, make_tar, shade_of
 
 from vision.config import ConfigError
 from vision.data.sources import shard_index
@@ -23,7 +23,7 @@ def make_shards(root: Path, split: str, shards: int, each: int, first: int = 0) 
         members = {}
         for i in range(each):
             number = first + shard * each + i
-            members[f"dir/{number:04d}.png"] = picture_bytes(number)
+            members[f"dir/{number:04d}.png"] = image_bytes(number)
             members[f"dir/{number:04d}.cls"] = str(number % 3).encode()
         make_tar(root / f"{split}-{shard:06d}.tar", members)
 
@@ -40,7 +40,7 @@ def test_shards_read_by_index_give_the_members_in_order(tmp_path: Path) -> None:
     assert [shade_of(source.read(i)) for i in range(15)] == list(range(15))
     assert source.labels.tolist() == [i % 3 for i in range(15)]
     assert source.name(6) == f"{tmp_path}/train-000001.tar:dir/0006.png"
-    assert source.read(6) == picture_bytes(6)  # the very bytes
+    assert source.read(6) == image_bytes(6)  # the very bytes
     assert [shade_of(build_source(shards_config(tmp_path), "val").read(i)) for i in range(4)] == [
         *range(100, 104)
     ]
@@ -58,7 +58,7 @@ def test_shards_opened_again_are_not_scanned_and_changed_ones_alone_are(
     assert len(scanned) == 3
     build_source(shards_config(tmp_path), "train")
     assert len(scanned) == 3
-    make_tar(tmp_path / "train-000001.tar", {"z.png": picture_bytes(77), "z.cls": b"1"})
+    make_tar(tmp_path / "train-000001.tar", {"z.png": image_bytes(77), "z.cls": b"1"})
     source = build_source(shards_config(tmp_path), "train")
     assert scanned[3:] == ["train-000001.tar"]
     assert [shade_of(source.read(i)) for i in range(11)] == [*range(5), 77, *range(10, 15)]
@@ -90,7 +90,7 @@ def test_shards_with_json_labels_use_the_field(tmp_path: Path) -> None:
     members = {}
     for i, name in enumerate(["dog", "cat", "dog"]):
         members[f"{i}.json"] = json.dumps({"category": name, "width": 8}).encode()
-        members[f"{i}.jpg"] = picture_bytes(i, kind="JPEG")
+        members[f"{i}.jpg"] = image_bytes(i, kind="JPEG")
     make_tar(tmp_path / "train-0.tar", members)
     source = build_source(shards_config(tmp_path, label_field="category"), "train")
     assert source.classes == ("cat", "dog")
@@ -104,12 +104,12 @@ def test_shards_with_hostile_names_and_links_never_touch_the_disk(tmp_path: Path
     root.mkdir()
     outside = tmp_path / "outside.png"
     secret = tmp_path / "secret.png"
-    secret.write_bytes(picture_bytes(200))
+    secret.write_bytes(image_bytes(200))
     with tarfile.open(root / "train-0.tar", "w") as tar:
         for name, content in (
-            (str(outside), picture_bytes(1)),
+            (str(outside), image_bytes(1)),
             (str(outside.with_suffix(".cls")), b"0"),
-            ("../../escape.png", picture_bytes(2)),
+            ("../../escape.png", image_bytes(2)),
             ("../../escape.cls", b"1"),
         ):
             member = tarfile.TarInfo(name)
@@ -130,7 +130,7 @@ def test_shards_with_long_and_unusual_names_are_read(tmp_path: Path) -> None:
     long = "a" * 150 + "/" + "ü" * 60 + "/x"
     make_tar(
         tmp_path / "train-0.tar",
-        {f"{long}.seg.png": picture_bytes(3), f"{long}.cls": b"0", "note.txt": b"no sample"},
+        {f"{long}.seg.png": image_bytes(3), f"{long}.cls": b"0", "note.txt": b"no sample"},
     )
     source = build_source(shards_config(tmp_path), "train")
     assert source.name(0).endswith(f":{long}.seg.png")
@@ -161,8 +161,8 @@ def test_expand_braces_and_wildcards_give_the_files(tmp_path: Path) -> None:
     ("content", "error", "message"),
     [
         ({"a.png": b"x"}, ConfigError, r"the sample 'a' of .*train-0\.tar has no label"),
-        ({"a.png": b"x", "a.jpg": b"y", "a.cls": b"0"}, ConfigError, "several pictures"),
-        ({"a.txt": b"x"}, ConfigError, "no pictures in the shards"),
+        ({"a.png": b"x", "a.jpg": b"y", "a.cls": b"0"}, ConfigError, "several images"),
+        ({"a.txt": b"x"}, ConfigError, "no images in the shards"),
     ],
 )
 def test_shards_with_incomplete_samples_are_refused(
@@ -200,8 +200,8 @@ def test_shards_cut_after_indexing_name_the_member(tmp_path: Path) -> None:
 
 
 def test_shards_val_label_unknown_in_train_is_refused(tmp_path: Path) -> None:
-    make_tar(tmp_path / "train-0.tar", {"a.png": picture_bytes(0), "a.cls": b"1"})
-    make_tar(tmp_path / "val-0.tar", {"a.png": picture_bytes(0), "a.cls": b"7"})
+    make_tar(tmp_path / "train-0.tar", {"a.png": image_bytes(0), "a.cls": b"1"})
+    make_tar(tmp_path / "val-0.tar", {"a.png": image_bytes(0), "a.cls": b"7"})
     with pytest.raises(ConfigError, match=r"the labels 7 .* none of the 2 classes"):
         build_source(shards_config(tmp_path), "val")
 

@@ -1,11 +1,11 @@
-"""Looking at every picture once: counts, sizes, unreadable files, duplicates."""
+"""Looking at every image once: counts, sizes, unreadable files, duplicates."""
 
 import json
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from source_settings import data_config, make_folder, picture_bytes
+from source_settings import data_config, image_bytes, make_folder
 
 from vision.data.tools.check import check_data
 
@@ -15,10 +15,10 @@ def flawed(tmp_path: Path) -> Path:
     make_folder(tmp_path / "train", {"cat": 23, "dog": 2})
     make_folder(tmp_path / "val", {"cat": 2, "dog": 2}, first=500)
     (tmp_path / "train" / "cat" / "empty.jpg").write_bytes(b"")
-    (tmp_path / "train" / "cat" / "text.png").write_text("not a picture")
-    (tmp_path / "train" / "dog" / "wide.png").write_bytes(picture_bytes(900, (50, 4)))
-    (tmp_path / "val" / "dog" / "leak.png").write_bytes(picture_bytes(3))  # a training cat
-    (tmp_path / "val" / "cat" / "again.png").write_bytes(picture_bytes(500))
+    (tmp_path / "train" / "cat" / "text.png").write_text("not an image")
+    (tmp_path / "train" / "dog" / "wide.png").write_bytes(image_bytes(900, (50, 4)))
+    (tmp_path / "val" / "dog" / "leak.png").write_bytes(image_bytes(3))  # a training cat
+    (tmp_path / "val" / "cat" / "again.png").write_bytes(image_bytes(500))
     return tmp_path
 
 
@@ -44,10 +44,10 @@ def test_check_report_for_people_and_programs_says_the_same(flawed: Path) -> Non
     (flawed / "train" / "dog" / "0001.png").unlink()
     result = check_data(data_config("folder", root=str(flawed)))
     text = "\n".join(result.lines())
-    assert "train: 26 pictures, 8 × 4 … 8 × 6 … 50 × 6 pixels" in text
+    assert "train: 26 images, 8 × 4 … 8 × 6 … 50 × 6 pixels" in text
     assert "25 : 1" in text
     assert "train: unreadable: 2" in text
-    assert "pictures in several splits: 1" in text
+    assert "images in several splits: 1" in text
     console = Console(record=True, width=100, quiet=True)
     console.print(result.table())
     assert json.loads(result.to_json())["splits"]["train"]["sizes"] == [[4, 50, 1], [6, 8, 23]]

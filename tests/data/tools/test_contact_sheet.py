@@ -1,4 +1,4 @@
-"""The contact sheet shows every picture and writes out every target."""
+"""The contact sheet shows every image and writes out every target."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ CLASSES = ("cat", "dog", "a bird with a name that is far too long for any sheet"
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size", [8, 200])
-def test_sheet_shows_the_pixels_of_every_picture(channels: int, size: int) -> None:
+def test_sheet_shows_the_pixels_of_every_image(channels: int, size: int) -> None:
     source = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (5, channels, size, size), dtype=torch.uint8, generator=source)
     settings = preprocess(size, channels)
@@ -49,6 +49,6 @@ def test_target_is_written_with_its_shares(target: torch.Tensor, text: str) -> N
     assert describe_target(target, CLASSES) == text
 
 
-def test_sheet_without_pictures_is_refused() -> None:
-    with pytest.raises(ValueError, match="0 pictures"):
+def test_sheet_without_images_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 images"):
         contact_sheet(torch.zeros(0, 3, 8, 8), torch.zeros(0), CLASSES, preprocess(8))

@@ -1,4 +1,4 @@
-"""Prepared shards: the same pictures, smaller; killed and resumed to the same bytes; verified."""
+"""Prepared shards: the same images, smaller; killed and resumed to the same bytes; verified."""
 
 import hashlib
 import io
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from source_settings import data_config, make_folder, picture_bytes
+from source_settings import data_config, image_bytes, make_folder
 
 from vision.config import ConfigError
 from vision.data.configs import PrepareConfig
@@ -26,8 +26,8 @@ KEEP = Settings(short_side=None, image_format="png", quality=90, shard_size=1)
 
 
 def noise(number: int, size: tuple[int, int] = (40, 30)) -> ArraySource:
-    pictures = np.random.default_rng(0).integers(0, 256, (number, *size, 3), dtype=np.uint8)
-    return ArraySource("noise", pictures, np.arange(number) % 3, ("a", "b", "c"))
+    images = np.random.default_rng(0).integers(0, 256, (number, *size, 3), dtype=np.uint8)
+    return ArraySource("noise", images, np.arange(number) % 3, ("a", "b", "c"))
 
 
 def checksums(folder: Path) -> dict[str, str]:
@@ -54,16 +54,16 @@ def test_prepare_arrays_as_png_gives_the_same_pixels_and_labels(tmp_path: Path) 
         assert source.labels[j] == original.labels[i]
 
 
-def test_prepare_grey_pictures_stay_grey(tmp_path: Path) -> None:
-    pictures = np.arange(5 * 8 * 8, dtype=np.uint8).reshape(5, 8, 8, 1)
-    grey = ArraySource("grey", pictures, np.zeros(5, dtype=np.int64), ("x",))
+def test_prepare_grey_images_stay_grey(tmp_path: Path) -> None:
+    images = np.arange(5 * 8 * 8, dtype=np.uint8).reshape(5, 8, 8, 1)
+    grey = ArraySource("grey", images, np.zeros(5, dtype=np.int64), ("x",))
     prepare_split(grey, "train", tmp_path, KEEP)
     config = data_config("webdataset", root=str(tmp_path))
     source = build_source(config, "train")
     assert source.channels == describe(config).channels == 1
     image = Image.open(io.BytesIO(source.read(by_key(source)[3])))
     assert image.mode == "L"
-    assert np.array_equal(np.asarray(image), pictures[3, ..., 0])
+    assert np.array_equal(np.asarray(image), images[3, ..., 0])
 
 
 def test_prepare_large_files_are_shrunk_as_pillow_does_and_small_ones_kept(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_prepare_large_files_are_shrunk_as_pillow_does_and_small_ones_kept(tmp_p
     random = np.random.default_rng(1)
     large = Image.fromarray(random.integers(0, 256, (4, 6, 3), dtype=np.uint8)).resize((180, 120))
     large.save(files / "0.png")
-    (files / "1.bmp").write_bytes(picture_bytes(7, (40, 30), "JPEG"))  # the name lies
+    (files / "1.bmp").write_bytes(image_bytes(7, (40, 30), "JPEG"))  # the name lies
     source = FolderSource(
         tmp_path / "files",
         PackedStrings(["x/0.png", "x/1.bmp"]),
@@ -132,12 +132,12 @@ def test_prepare_with_workers_gives_identical_bytes(tmp_path: Path) -> None:
     assert checksums(tmp_path / "0") == checksums(tmp_path / "2")
 
 
-def test_prepare_again_with_other_settings_or_pictures_is_refused(tmp_path: Path) -> None:
+def test_prepare_again_with_other_settings_or_images_is_refused(tmp_path: Path) -> None:
     prepare_split(noise(10), "train", tmp_path, KEEP)
     before = checksums(tmp_path)
     with pytest.raises(ConfigError, match="quality was 90, is 50"):
         prepare_split(noise(10), "train", tmp_path, Settings(None, "png", 50, 1))
-    with pytest.raises(ConfigError, match="other pictures"):
+    with pytest.raises(ConfigError, match="other images"):
         prepare_split(noise(11), "train", tmp_path, KEEP)
     assert checksums(tmp_path) == before
     (tmp_path / "val-000000.tar").write_bytes(b"something of the user's")
@@ -171,7 +171,7 @@ def prepare_config(root: Path, output: Path, **data: object) -> PrepareConfig:
 def test_prepare_whole_data_set_writes_every_split(tmp_path: Path) -> None:
     make_folder(tmp_path / "in", {"a": 8, "b": 8})
     config = prepare_config(tmp_path / "in", tmp_path / "out")
-    assert [p.line().split(" pictures")[0] for p in prepare(config)] == ["train: 12", "val: 4"]
+    assert [p.line().split(" images")[0] for p in prepare(config)] == ["train: 12", "val: 4"]
     shards = data_config("webdataset", root=str(tmp_path / "out"))
     for split in ("train", "val"):
         contents = [s.read(i) for s in [build_source(shards, split)] for i in range(len(s))]
@@ -179,7 +179,7 @@ def test_prepare_whole_data_set_writes_every_split(tmp_path: Path) -> None:
         assert sorted(contents) == sorted(expected.read(i) for i in range(len(expected)))
 
 
-def test_prepare_unreadable_pictures_stop_or_are_skipped_as_configured(tmp_path: Path) -> None:
+def test_prepare_unreadable_images_stop_or_are_skipped_as_configured(tmp_path: Path) -> None:
     make_folder(tmp_path / "in", {"a": 20, "b": 20})
     bad = tmp_path / "in" / "a" / "0007.png"
     bad.write_bytes(b"")

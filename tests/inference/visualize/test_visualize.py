@@ -48,14 +48,14 @@ def visualize(run: Path, output: Path, *words: str) -> int:
     return main(["visualize", f"checkpoint={run}", f"output={output}", "dpi=40", *words])
 
 
-def test_visualize_writes_a_sheet_and_a_caption_for_each_picture(
+def test_visualize_writes_a_sheet_and_a_caption_for_each_image(
     run: Path, photos: Path, tmp_path: Path
 ) -> None:
     assert visualize(run, tmp_path / "out", str(photos), "classes=2") == 0
     found = {str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*.png")}
     assert found == {"a.sheet.png", "deep/a.sheet.png", "b.sheet.png"}
     text = (tmp_path / "out/b.sheet.txt").read_text().replace("\n  ", " ")
-    for part in ("Picture: ", "Checkpoint: ", "Command: vision visualize", "Scale: ", "Rollout"):
+    for part in ("Image: ", "Checkpoint: ", "Command: vision visualize", "Scale: ", "Rollout"):
         assert part in text
     assert str(photos / "b.png") in text
 
@@ -67,7 +67,7 @@ def test_visualize_again_keeps_what_is_there_and_draws_what_changed(
     visualize(run, out, str(photos), "classes=1")
     before = {p: p.stat().st_mtime_ns for p in out.rglob("*.png")}
     (out / "b.sheet.png").unlink()  # killed in between
-    Image.new("RGB", (30, 30)).save(photos / "a.png")  # another picture under the same name
+    Image.new("RGB", (30, 30)).save(photos / "a.png")  # another image under the same name
     capsys.readouterr()
     assert visualize(run, out, str(photos), "classes=1") == 0
     assert "2 figures are in" in (said := capsys.readouterr().out)
@@ -103,14 +103,14 @@ def test_visualize_two_checkpoints_puts_them_on_one_sheet(
     assert (out / "b.heads-vit.npz").is_file() and (out / "b.heads-swin.npz").is_file()
 
 
-def test_visualize_with_a_file_that_is_no_picture_draws_the_rest_and_exits_1(
+def test_visualize_with_a_file_that_is_no_image_draws_the_rest_and_exits_1(
     run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (photos / "bad.png").write_text("not a picture")
+    (photos / "bad.png").write_text("not an image")
     assert visualize(run, tmp_path / "out", str(photos), "classes=1") == 1
     said = capsys.readouterr()
     assert "3 figures are in" in said.out
-    assert "bad.png" in said.err and "1 of 4 pictures could not be read" in said.err
+    assert "bad.png" in said.err and "1 of 4 images could not be read" in said.err
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_visualize_with_a_mistake_says_what_is_wrong(
     assert message in capsys.readouterr().err
 
 
-def test_visualize_without_pictures_says_how_to_name_some(
+def test_visualize_without_images_says_how_to_name_some(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert visualize(run, tmp_path / "out") == 2
@@ -178,8 +178,8 @@ def page_header(path: Path) -> dict[str, Any]:
     return header
 
 
-def test_page_of_pictures_with_masks_has_their_scores(swin: Path, tmp_path: Path) -> None:
-    words = ["data=shapes", "pictures=1", "figures=[]", "page=true"]
+def test_page_of_images_with_masks_has_their_scores(swin: Path, tmp_path: Path) -> None:
+    words = ["data=shapes", "count=1", "figures=[]", "page=true"]
     assert visualize(swin, tmp_path / "out", *words) == 0
     header = page_header(tmp_path / "out/val-0000.page.html")
     assert {"random", "centre", "rollout", "cam_rollout", "gradient_rollout"} <= set(
@@ -189,7 +189,7 @@ def test_page_of_pictures_with_masks_has_their_scores(swin: Path, tmp_path: Path
         "pointing", "energy", "pixel_accuracy", "map", "miou"
     }  # fmt: skip
     assert "score=true" in header["scores_note"]
-    # The same numbers as the table of scores has for this picture.
+    # The same numbers as the table of scores has for this image.
     methods = "methods=[rollout,gradient_rollout:clamp:before:normalize:true]"
     more = [*words, "score=true", "steps=2", methods, "format=json"]
     assert visualize(swin, tmp_path / "all", *more) == 0
@@ -204,7 +204,7 @@ def test_page_of_pictures_with_masks_has_their_scores(swin: Path, tmp_path: Path
             assert value == pytest.approx(stored[row][metric], abs=1e-6)
 
 
-def test_page_of_pictures_without_masks_says_why_there_are_no_scores(
+def test_page_of_images_without_masks_says_why_there_are_no_scores(
     run: Path, photos: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -221,7 +221,7 @@ def test_page_of_pictures_without_masks_says_why_there_are_no_scores(
     assert "pointing" in page_header(out / "b.page.html")["scores"]["rollout"]
 
 
-def test_masks_that_do_not_match_their_pictures_are_refused(
+def test_masks_that_do_not_match_their_images_are_refused(
     run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "masks").mkdir()
@@ -232,17 +232,17 @@ def test_masks_that_do_not_match_their_pictures_are_refused(
     Image.new("L", (40, 40), 255).save(tmp_path / "masks/b.png")
     assert visualize(run, tmp_path / "out", *words) == 2
     said = capsys.readouterr().err
-    assert "is 40 x 40 pixels, but its picture" in said and "is 40 x 30" in said
-    Image.new("L", (80, 60), 255).save(tmp_path / "masks/b.png")  # finer than the picture
+    assert "is 40 x 40 pixels, but its image" in said and "is 40 x 30" in said
+    Image.new("L", (80, 60), 255).save(tmp_path / "masks/b.png")  # finer than the image
     assert visualize(run, tmp_path / "out", *words) == 0
     Image.new("L", (40, 30), 0).save(tmp_path / "masks/b.png")
     assert visualize(run, tmp_path / "out", *words) == 2
-    assert "no picture left to score" in capsys.readouterr().err
+    assert "no image left to score" in capsys.readouterr().err
 
 
-def test_masks_are_found_by_the_folders_of_their_pictures_or_by_name_alone(tmp_path: Path) -> None:
-    pictures = ["a.jpg", "b.jpg", "deep/a.jpg", "elsewhere/a.jpg"]
-    for place in (*pictures, "masks/a.png", "masks/b.jpg", "masks/deep/a.png"):
+def test_masks_are_found_by_the_folders_of_their_images_or_by_name_alone(tmp_path: Path) -> None:
+    images = ["a.jpg", "b.jpg", "deep/a.jpg", "elsewhere/a.jpg"]
+    for place in (*images, "masks/a.png", "masks/b.jpg", "masks/deep/a.png"):
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / place).touch()
     masks = tmp_path / "masks"
@@ -251,7 +251,7 @@ def test_masks_are_found_by_the_folders_of_their_pictures_or_by_name_alone(tmp_p
     assert mask_file(masks, tmp_path / "elsewhere/a.jpg") == masks / "a.png"
     assert mask_file(masks, tmp_path / "b.jpg") == masks / "b.jpg"
     with pytest.raises(ConfigError, match=r"has no mask; expected .*a\.png"):
-        mask_file(tmp_path, tmp_path / "a.jpg")  # a picture is no mask of itself
+        mask_file(tmp_path, tmp_path / "a.jpg")  # an image is no mask of itself
 
 
 def test_score_of_a_folder_with_masks_writes_tables(
@@ -268,7 +268,7 @@ def test_score_of_a_folder_with_masks_writes_tables(
     assert visualize(run, out, f"images={photos}", "methods=[rollout]", *words) == 0
     printed = json.loads(capsys.readouterr().out)
     stored = json.loads((out / "scores.json").read_text())
-    assert stored["scores"] == printed and stored["pictures"] == 3
+    assert stored["scores"] == printed and stored["images"] == 3
     assert list(printed["vit"]) == ["random", "centre", "rollout"]
     rows = list(csv.DictReader((out / "scores.csv").open()))
     assert float(rows[2]["miou"]) == pytest.approx(printed["vit"]["rollout"]["miou"])
@@ -314,12 +314,12 @@ def test_items_of_files_with_one_name_keep_apart(tmp_path: Path) -> None:
     assert [item.key for item in some(items, 2)] == ["a.png", "d/a"]
 
 
-def test_scores_on_shapes_include_pictures_with_two_objects(tmp_path: Path) -> None:
+def test_scores_on_shapes_include_images_with_two_objects(tmp_path: Path) -> None:
     from vision.data.sources.shapes import CLASSES as SHAPES
 
     run = a_run(tmp_path / "run")
     assert len(load(run).classes) == len(CLASSES)
-    words = ["data=shapes", "pictures=2", "figures=[]", "score=true", "steps=2"]
+    words = ["data=shapes", "count=2", "figures=[]", "score=true", "steps=2"]
     assert visualize(run, tmp_path / "out", *words, "methods=[rollout]") == 0
     stored = json.loads((tmp_path / "out/scores.json").read_text())["scores"]
     assert "pointing" in stored["run"]["rollout"]

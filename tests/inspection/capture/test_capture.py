@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 from inspected_models import CLASSES, MODELS, OWN, built, dense, own, transformers_model
-from model_settings import pictures
+from model_settings import random_images
 from peers import counterpart, from_timm, from_torchvision_swin
 from torch import Tensor, nn
 
@@ -47,10 +47,10 @@ def test_capture_of_our_vit_gives_softmax_of_scaled_products() -> None:
     q, k, _ = module.qkv(seen[0]).chunk(3, dim=-1)  # type: ignore[operator, union-attr]
     for head in range(3):
         part = slice(16 * head, 16 * (head + 1))
-        for picture in range(2):
-            scores = q[picture, :, part] @ k[picture, :, part].T / 4
+        for image in range(2):
+            scores = q[image, :, part] @ k[image, :, part].T / 4
             expected = scores.exp() / scores.exp().sum(dim=1, keepdim=True)
-            assert torch.allclose(captured.layers[1].weights[picture, head], expected, atol=1e-5)
+            assert torch.allclose(captured.layers[1].weights[image, head], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["ViT", "DeiT", "Dinov2WithRegisters", "Swin", "Swinv2"])
@@ -59,7 +59,7 @@ def test_capture_of_transformers_equals_its_own_eager_attentions(kind: str) -> N
 
     settings = HF_SWIN if "Swin" in kind else HF
     model = transformers_model(kind, settings)
-    images = pictures(2, 3, settings["image_size"], settings["image_size"])
+    images = random_images(2, 3, settings["image_size"], settings["image_size"])
     captured = capture(model, images)
     if kind != "Swinv2":
         model.set_attn_implementation("eager")
@@ -113,7 +113,7 @@ def test_capture_under_attention_that_is_asked_for_weights_hands_them_out() -> N
             out, weights = self.attention(x, x, x)
             return (weights @ out).mean(dim=1)
 
-    captured = capture(Asking(), pictures(2, 3, 16, 24), verify=True)
+    captured = capture(Asking(), random_images(2, 3, 16, 24), verify=True)
     assert captured.layers[0].layout.grid == (2, 3)
 
 
@@ -173,7 +173,7 @@ def test_attention_and_gradient_of_torchvision_swin_equal_ours_with_its_weights(
 
 
 def _assert_same_captures(ours: nn.Module, peer: nn.Module, size: tuple[int, int]) -> None:
-    images = pictures(2, 3, *size)
+    images = random_images(2, 3, *size)
     found = capture(ours, images, targets=4, gradients=True)
     expected = capture(peer, images, targets=4, gradients=True)
     assert found.depth == expected.depth
@@ -207,7 +207,7 @@ def test_gradients_of_a_frozen_model_exist_and_touch_no_parameter(name: str) -> 
 
 @pytest.mark.parametrize("name", ["vit_base", "swin_tiny"])
 def test_gradients_with_recomputed_activations_are_the_same(name: str) -> None:
-    images = pictures(1, 3, 32, 32)
+    images = random_images(1, 3, 32, 32)
     plain = capture(own(name, (32, 32)), images, gradients=True)
     again = capture(own(name, (32, 32), checkpoint_activations=True), images, gradients=True)
     assert len(again.layers) == len(plain.layers)
@@ -226,7 +226,7 @@ def test_capture_at_another_size_than_the_model_was_built_for(
 ) -> None:
     changes: dict[str, Any] = {} if name == "vit_base" else {"window": [2, 3]}
     model = own(name, (48, 64), **changes)
-    captured = capture(model, pictures(1, 3, *size), verify=True)
+    captured = capture(model, random_images(1, 3, *size), verify=True)
     found = rollout(captured, seed_of(captured))
     assert found.sum().item() == pytest.approx(1, abs=1e-5)
     first = captured.layers[0].layout

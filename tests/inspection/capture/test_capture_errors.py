@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 from inspected_models import CLASSES, HF, built, own, timm_model
-from model_settings import pictures
+from model_settings import random_images
 from torch import Tensor, nn
 from transformers import ViTConfig, ViTModel
 
@@ -17,23 +17,23 @@ from vision.models.attention import attention
 
 def test_capture_of_a_convolutional_network_says_that_there_is_no_attention() -> None:
     with pytest.raises(CaptureError, match="No attention was found in ResNet"):
-        capture(timm.create_model("resnet18"), pictures(1, 3, 32, 32))
+        capture(timm.create_model("resnet18"), random_images(1, 3, 32, 32))
 
 
 def test_capture_of_a_compiled_model_says_what_to_pass_instead() -> None:
     model = torch.compile(own("vit_base", (32, 32)), backend="eager")
     with pytest.raises(CaptureError, match=r"before torch\.compile"):
-        capture(model, pictures(1, 3, 32, 32))  # type: ignore[arg-type]
+        capture(model, random_images(1, 3, 32, 32))  # type: ignore[arg-type]
     inner = own("vit_base", (32, 32))
     inner.compile(backend="eager")
     with pytest.raises(CaptureError, match=r"before torch\.compile"):
-        capture(inner, pictures(1, 3, 32, 32))
+        capture(inner, random_images(1, 3, 32, 32))
 
 
 def test_capture_of_attention_in_unknown_groups_says_so() -> None:
     model = timm_model("maxvit_rmlp_pico_rw_256", (64, 64))
     with pytest.raises(CaptureError, match="groups of tokens"):
-        capture(model, pictures(1, 3, 64, 64))
+        capture(model, random_images(1, 3, 64, 64))
 
 
 def test_capture_of_a_softmax_over_the_wrong_axis_is_refused() -> None:
@@ -47,7 +47,7 @@ def test_capture_of_a_softmax_over_the_wrong_axis_is_refused() -> None:
             return ((x @ x.transpose(-2, -1)).softmax(dim=-2) @ x).mean(dim=(1, 2))
 
     with pytest.raises(CaptureError, match="do not sum to 1"):
-        capture(Wrong(), pictures(1, 3, 16, 16))
+        capture(Wrong(), random_images(1, 3, 16, 16))
 
 
 def test_output_that_differs_from_the_fused_one_is_refused() -> None:
@@ -58,7 +58,7 @@ def test_output_that_differs_from_the_fused_one_is_refused() -> None:
         def check(self, explicit: Tensor, fused: Any) -> None:
             check_output("here", explicit, fused())
 
-    q, k, v = pictures(3, 1, 2, 5, 4).unbind(0)
+    q, k, v = random_images(3, 1, 2, 5, 4).unbind(0)
     with pytest.raises(CaptureError, match="not the weights that the model uses"):
         attention(q, k, v, scale=1.0, observer=Changing())
 
@@ -103,7 +103,7 @@ def test_capture_with_wrong_arguments_says_what_is_expected(
         capture(model, images, **arguments)
 
 
-def test_capture_of_a_single_picture_without_batch_says_what_is_expected() -> None:
+def test_capture_of_a_single_image_without_batch_says_what_is_expected() -> None:
     model, images = built("own vit")
     with pytest.raises(ValueError, match="batch, channels, height, width"):
         capture(model, images[0])
@@ -114,6 +114,6 @@ def test_capture_of_a_single_picture_without_batch_says_what_is_expected() -> No
 def test_capture_with_gradients_of_a_model_without_head_says_so() -> None:
     settings = {key: value for key, value in HF.items() if key != "num_labels"}
     model = ViTModel(ViTConfig(**settings))
-    assert capture(model, pictures(1, 3, 64, 64)).logits is None
+    assert capture(model, random_images(1, 3, 64, 64)).logits is None
     with pytest.raises(ValueError, match="returns no logits"):
-        capture(model, pictures(1, 3, 64, 64), gradients=True)
+        capture(model, random_images(1, 3, 64, 64), gradients=True)

@@ -8,7 +8,7 @@ import pytest
 from explained_models import Seen, noise, seen
 from explorer_pages import read_page
 from inspected_models import HF, own, timm_model, torchvision_swin, transformers_model
-from model_settings import pictures, redraw
+from model_settings import random_images, redraw
 from PIL import Image
 from torch import nn
 from torchvision.models import VisionTransformer
@@ -67,7 +67,7 @@ def size_of(name: str) -> int:
 @pytest.mark.parametrize("name", HEADLESS)
 def test_headless_model_has_methods_without_a_class_and_no_others(name: str) -> None:
     model = HEADLESS[name]()
-    images = pictures(1, 3, size_of(name), size_of(name))
+    images = random_images(1, 3, size_of(name), size_of(name))
     captured = capture(model, images, verify=True)
     assert captured.logits is None
     able = {method for method, reason in methods_of(captured).items() if reason is None}
@@ -99,7 +99,7 @@ def test_sheet_of_a_headless_model_shows_no_class(name: str) -> None:
 @pytest.mark.parametrize("name", ["own swin", "timm dinov2", "transformers dinov2"])
 def test_page_of_a_headless_model_has_no_classes(name: str, tmp_path: Path) -> None:
     size = size_of(name)
-    image = pictures(1, 3, size, size)
+    image = random_images(1, 3, size, size)
     write_page(HEADLESS[name](), image, Image.new("RGB", (size, size)), tmp_path / "page.html")
     header, _ = read_page(tmp_path / "page.html")
     assert header["classes"] == [] and header["maps"]
@@ -107,8 +107,8 @@ def test_page_of_a_headless_model_has_no_classes(name: str, tmp_path: Path) -> N
 
 def test_layers_of_a_wrapper_after_a_headless_model_are_its_head() -> None:
     inner = HEADLESS["own vit"]()
-    model = nn.Sequential(inner, nn.Linear(inner(pictures(1, 3, 64, 64)).shape[1], 5))
-    captured = capture(model, pictures(1, 3, 64, 64), targets=3, gradients=True)
+    model = nn.Sequential(inner, nn.Linear(inner(random_images(1, 3, 64, 64)).shape[1], 5))
+    captured = capture(model, random_images(1, 3, 64, 64), targets=3, gradients=True)
     assert captured.logits is not None and captured.logits.shape == (1, 5)
     assert "chefer" in {str(request) for request in default_requests(captured)}
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from inspected_models import MODELS, built
-from model_settings import pictures
+from model_settings import random_images
 from torch import Tensor
 
 from vision.inspection.capture.capture import capture
@@ -149,7 +149,7 @@ def test_global_layout_names_places_and_reshapes() -> None:
     }
     assert layout.cell_at((13, 23)) == (1, 2) and layout.box((1, 2)) == (8, 16, 14, 24)
     assert layout.outlines() == [(0, 0, 2, 3)]
-    weights = pictures(1, 2, 8, 8)
+    weights = random_images(1, 2, 8, 8)
     assert torch.equal(layout.row(weights, (0, 1)), weights[:, :, 3])
     assert torch.equal(layout.column(weights, "class"), weights[:, :, :, 0])
 
@@ -162,7 +162,7 @@ def test_layout_asked_for_what_is_not_there_says_what_is() -> None:
         layout.query((2, 0))
     with pytest.raises(ValueError, match="Expected values of 8 tokens"):
         layout.to_grid(torch.zeros(6))
-    with pytest.raises(ValueError, match="outside the picture"):
+    with pytest.raises(ValueError, match="outside the image"):
         layout.cell_at((14, 0))
     with pytest.raises(ValueError, match="no windows"):
         layout.slots()

@@ -203,16 +203,16 @@ def test_page_with_a_wrong_setting_says_which(
     assert not list(tmp_path.iterdir())
 
 
-def test_picture_of_other_proportions_is_refused(tmp_path: Path) -> None:
+def test_image_of_other_proportions_is_refused(tmp_path: Path) -> None:
     model, image = explained_model("vit")
-    picture = Image.new("RGB", (64, 64))
+    shown = Image.new("RGB", (64, 64))
     with pytest.raises(ValueError, match=r"64 x 64, but the model is given 64 x 48"):
-        write_page(model, image, picture, tmp_path / "page.html")
+        write_page(model, image, shown, tmp_path / "page.html")
 
 
-def test_batch_of_pictures_is_refused(tmp_path: Path) -> None:
+def test_batch_of_images_is_refused(tmp_path: Path) -> None:
     model, image = explained_model("vit")
-    with pytest.raises(ValueError, match=r"one picture .* found \(2, 3, 48, 64\)"):
+    with pytest.raises(ValueError, match=r"one image .* found \(2, 3, 48, 64\)"):
         write_page(
             model, image.expand(2, -1, -1, -1), Image.new("RGB", (64, 48)), tmp_path / "page.html"
         )

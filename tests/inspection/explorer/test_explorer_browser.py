@@ -469,14 +469,14 @@ def test_address_that_does_not_fit_opens_all_the_same(
     assert page.problems == []
 
 
-def test_saved_picture_is_a_png_with_colours(browser: Any, folder: Path, tmp_path: Path) -> None:
+def test_saved_image_is_a_png_with_colours(browser: Any, folder: Path, tmp_path: Path) -> None:
     page = Opened(browser, make_page("vit", folder / "save.html").path)
     with page.page.expect_download() as download:
         page.page.keyboard.press("s")
     download.value.save_as(tmp_path / "view.png")
-    with Image.open(tmp_path / "view.png") as picture:
-        assert picture.format == "PNG" and min(picture.size) > 300
-        assert len(picture.convert("RGB").getcolors(1 << 20) or []) > 200
+    with Image.open(tmp_path / "view.png") as image:
+        assert image.format == "PNG" and min(image.size) > 300
+        assert len(image.convert("RGB").getcolors(1 << 20) or []) > 200
 
 
 @pytest.mark.slow
@@ -493,7 +493,7 @@ def test_page_at_any_width_and_theme_fits_and_draws(
         " document.documentElement.dataset.theme]"
     )
     assert inside == [width, width, theme]
-    for name in ("picture", "tiles", "scale"):
+    for name in ("image", "tiles", "scale"):
         colours = page.page.evaluate(
             """name => { const canvas = document.getElementById(name);
             const { width, height } = canvas;
@@ -545,7 +545,7 @@ def test_page_without_scores_says_why(browser: Any, folder: Path) -> None:
     page = Opened(browser, path, "#i=methods")
     assert table_of(page) == []
     text = page.page.inner_text("#methods")
-    assert "No method was scored on this picture." in text and "There is no mask." in text
+    assert "No method was scored on this image." in text and "There is no mask." in text
 
 
 def table_of(page: Opened) -> list[list[str]]:
@@ -563,8 +563,8 @@ def test_page_of_a_model_of_another_library_equals_python(
     browser: Any, folder: Path, name: str
 ) -> None:
     model, image = built(name, batch=1)
-    picture = Image.new("RGB", (image.shape[-1], image.shape[-2]))
-    page = Opened(browser, write_page(model, image, picture, folder / f"{name}.html").path)
+    shown = Image.new("RGB", (image.shape[-1], image.shape[-2]))
+    page = Opened(browser, write_page(model, image, shown, folder / f"{name}.html").path)
     captured = capture(model, image)
     shown = page.page.eval_on_selector_all("#method option", "all => all.map(o => o.value)")
     asked = [parse_request(METHODS[method]) for method in shown]

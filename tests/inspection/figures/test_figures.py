@@ -171,7 +171,7 @@ def test_microscope_outlines_windows_and_hatches_what_is_masked() -> None:
     assert len(hatched) == int(layout.masked(layout.cell_at((1, 1))).sum()) > 0
     lines = [p for p in patches if not p.get_hatch()]
     assert len(lines) == len(layout.outlines()) + 1  # and the query
-    for layer in captured.layers:  # all attention stays in the picture: windows fit it
+    for layer in captured.layers:  # all attention stays in the image: windows fit it
         values = drawing.numbers[f"layer{layer.number}"]
         cell = layer.layout.cell_at((1, 1))
         assert values.sum() / layer.layout.keys(cell) == pytest.approx(1, abs=1e-4)
@@ -222,12 +222,12 @@ def test_head_statistics_do_not_depend_on_batches() -> None:
     parts = gather_heads(subject.model, [as_batch(subject, p) for p in (pixels[:3], pixels[3:])])
     for one, other in zip(whole.values["entropy"], parts.values["entropy"], strict=True):
         assert np.allclose(one, other, atol=1e-6)
-    assert parts.pictures == 4
-    with pytest.raises(ValueError, match="no pictures"):
+    assert parts.images == 4
+    with pytest.raises(ValueError, match="no images"):
         gather_heads(subject.model, [])
 
 
-def test_rectangular_pictures_keep_their_shape() -> None:
+def test_rectangular_images_keep_their_shape() -> None:
     subject, pixels = seen("swin_mini", (24, 40)), noise((24, 40))
     look = look_at(subject, pixels, REQUESTS[:1])[0]
     assert look.panels[0].pixels.shape == (24, 40)
@@ -269,8 +269,8 @@ def test_check_attention_of_a_convolutional_network_says_what_to_do() -> None:
 
 def test_drawing_shows_itself_in_a_notebook() -> None:
     look = look_at(seen(), noise(), REQUESTS[:1])[0]
-    picture = Image.open(io.BytesIO(gallery([look], style=SMALL)._repr_png_()))
-    assert picture.format == "PNG"
+    image = Image.open(io.BytesIO(gallery([look], style=SMALL)._repr_png_()))
+    assert image.format == "PNG"
 
 
 def test_heads_figure_of_training_has_three_panels() -> None:

@@ -1,4 +1,4 @@
-"""Three lines from a picture to a figure."""
+"""Three lines from an image to a figure."""
 
 import io
 import subprocess
@@ -11,7 +11,7 @@ from explained_models import noise, seen
 from PIL import Image
 
 import vision
-from vision.data.images.decode import UnreadablePictureError
+from vision.data.images.decode import UnreadableImageError
 from vision.inspection.explain import look_at
 from vision.inspection.figures.drawing import Style
 
@@ -20,7 +20,7 @@ def test_show_attention_of_a_pil_image_has_the_numbers_of_its_methods(tmp_path: 
     subject, (pixels,) = seen(), noise()
     drawing = vision.show_attention(subject, Image.fromarray(pixels), style=Style(dpi=40))
     look = look_at(subject, [pixels])[0]
-    assert np.array_equal(drawing.numbers["picture"], pixels)
+    assert np.array_equal(drawing.numbers["image"], pixels)
     assert np.array_equal(drawing.numbers["rollout"], look.panels[0].values)
     assert Image.open(io.BytesIO(drawing._repr_png_())).format == "PNG"
     written = drawing.save(str(tmp_path / "figure"))
@@ -31,17 +31,17 @@ def test_show_attention_of_a_file_equals_that_of_its_image(tmp_path: Path) -> No
     subject, (pixels,) = seen("swin_mini"), noise((40, 50))
     Image.fromarray(pixels).save(tmp_path / "a.png")
     shown = [
-        vision.show_attention(subject, picture, classes=1, style=Style(dpi=40))
-        for picture in (tmp_path / "a.png", str(tmp_path / "a.png"), Image.fromarray(pixels))
+        vision.show_attention(subject, image, classes=1, style=Style(dpi=40))
+        for image in (tmp_path / "a.png", str(tmp_path / "a.png"), Image.fromarray(pixels))
     ]
     for other in shown[1:]:
         assert shown[0].numbers.keys() == other.numbers.keys()
         assert all(np.array_equal(v, other.numbers[k]) for k, v in shown[0].numbers.items())
 
 
-def test_show_attention_of_what_is_no_picture_names_it(tmp_path: Path) -> None:
-    (tmp_path / "no.png").write_text("not a picture")
-    with pytest.raises(UnreadablePictureError, match=r"no\.png"):
+def test_show_attention_of_what_is_no_image_names_it(tmp_path: Path) -> None:
+    (tmp_path / "no.png").write_text("not an image")
+    with pytest.raises(UnreadableImageError, match=r"no\.png"):
         vision.show_attention(seen(), tmp_path / "no.png")
     with pytest.raises(FileNotFoundError, match=r"absent\.png"):
         vision.show_attention(seen(), tmp_path / "absent.png")

@@ -86,11 +86,11 @@ def test_attention_gradcam_equals_heads_weighted_one_by_one(name: str) -> None:
     weights, gradient = dense(layer), dense(layer, layer.gradient)
     prefix = len(layer.layout.prefix)
     expected = torch.zeros(2, layer.layout.cells)
-    for picture in range(2):
+    for image in range(2):
         for head in range(weights.shape[1]):
-            row = seed[picture, 0] @ weights[picture, head]
-            slope = (seed[picture, 0] @ gradient[picture, head])[prefix:].mean()
-            expected[picture] += slope * row[prefix:] / weights.shape[1]
+            row = seed[image, 0] @ weights[image, head]
+            slope = (seed[image, 0] @ gradient[image, head])[prefix:].mean()
+            expected[image] += slope * row[prefix:] / weights.shape[1]
     found = attention_gradcam(layer, seed)[:, 0]
     assert torch.allclose(found[:, prefix:], expected.clamp(min=0), rtol=1e-4, atol=1e-8)
     assert torch.all(found[:, :prefix] == 0)
@@ -119,10 +119,10 @@ def test_token_gradcam_equals_grad_cam_on_the_first_norm_of_a_block(
     (gradient,) = torch.autograd.grad(logits[:, 1].sum(), kept)
     assert layer.inputs_gradient is not None and gradient.abs().max() > 0
     assert torch.allclose(layer.inputs_gradient, gradient, rtol=1e-3, atol=1e-6)
-    for picture in range(2):
-        weights = gradient[picture, 1:].mean(dim=0)
-        expected = (kept[0][picture, 1:] @ weights).clamp(min=0)
-        assert torch.allclose(found[picture, 1:], expected, rtol=1e-3, atol=1e-5)
+    for image in range(2):
+        weights = gradient[image, 1:].mean(dim=0)
+        expected = (kept[0][image, 1:] @ weights).clamp(min=0)
+        assert torch.allclose(found[image, 1:], expected, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["own swin padded", "torchvision swin padded"])

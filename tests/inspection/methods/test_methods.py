@@ -8,7 +8,7 @@ import timm
 import torch
 from explained_models import noise, seen
 from inspected_models import MODELS, built, dense
-from model_settings import pictures
+from model_settings import random_images
 
 from vision.config import ConfigError
 from vision.inspection.capture.capture import capture
@@ -158,8 +158,8 @@ def test_targets_of_a_capture_are_those_of_its_maps() -> None:
 
 def test_methods_of_a_convolutional_network_are_refused() -> None:
     with pytest.raises(CaptureError, match="No attention was found"):
-        attribute(timm.create_model("resnet18"), pictures(1, 3, 32, 32), "rollout")
-    with pytest.raises(ValueError, match="needs pictures"):
+        attribute(timm.create_model("resnet18"), random_images(1, 3, 32, 32), "rollout")
+    with pytest.raises(ValueError, match="needs images"):
         attribute(timm.create_model("resnet18"), method="rollout")
 
 

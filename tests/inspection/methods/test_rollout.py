@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from inspected_models import built, dense, made_capture, made_layer, merge_matrix, rows_normal
-from model_settings import pictures
+from model_settings import random_images
 from torch import Tensor
 
 from vision.inspection.capture.capture import capture
@@ -46,8 +46,8 @@ def whole_rollout(
 def discarded(matrix: Tensor, layer: LayerAttention, share: float) -> Tensor:
     matrix = matrix.clone()
     prefix = len(layer.layout.prefix)
-    for picture in matrix:
-        for i, row in enumerate(picture):
+    for image in matrix:
+        for i, row in enumerate(image):
             if layer.layout.index is None:
                 keys = [j for j in range(prefix, len(row)) if j != i]
             else:
@@ -261,7 +261,7 @@ def test_rollout_of_what_was_not_captured_says_so() -> None:
     with pytest.raises(ValueError, match="there is no 'max' of it"):
         rollout(reduced, seed_of(reduced), fusion="max")
     layer = made_layer(
-        pictures(1, 1, 4, 4).softmax(-1), Layout("global", (), (2, 2), (8, 8), (16, 16))
+        random_images(1, 1, 4, 4).softmax(-1), Layout("global", (), (2, 2), (8, 8), (16, 16))
     )
     made = made_capture([layer])
     with pytest.raises(ValueError, match="could not be measured"):

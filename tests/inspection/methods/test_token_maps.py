@@ -3,7 +3,7 @@
 import pytest
 import torch
 from inspected_models import built, made_capture, made_layer
-from model_settings import pictures
+from model_settings import random_images
 from sklearn.decomposition import PCA
 
 from vision.inspection.capture.capture import capture
@@ -62,8 +62,8 @@ def test_feature_components_equal_scikit_learns_up_to_sign() -> None:
 
 def test_norm_map_flags_a_planted_outlier_and_nothing_else() -> None:
     layout = Layout("global", ("class",), (4, 5), (8, 8), (32, 40))
-    tokens = torch.nn.functional.normalize(pictures(2, 21, 16), dim=-1)
-    tokens = tokens * (10 + pictures(2, 21, 1, seed=3).clamp(-1, 1))
+    tokens = torch.nn.functional.normalize(random_images(2, 21, 16), dim=-1)
+    tokens = tokens * (10 + random_images(2, 21, 1, seed=3).clamp(-1, 1))
     tokens[1, 1 + 2 * 5 + 3] *= 9
     layer = made_layer(torch.full((2, 1, 21, 21), 1 / 21), layout)
     found = norm_map(made_capture([layer], tokens))

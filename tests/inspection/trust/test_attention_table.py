@@ -23,7 +23,7 @@ def script() -> ModuleType:
 def write(folder: Path, energy: float, **changes: Any) -> str:
     scores = {"run": {"random": {"energy": 20.0}, "rollout": {"energy": energy, "miou": 50.0}}}
     folder.mkdir()
-    content = {"pictures": 96, "steps": 10, "seed": 0, "scores": scores} | changes
+    content = {"images": 96, "steps": 10, "seed": 0, "scores": scores} | changes
     (folder / "scores.json").write_text(json.dumps(content))
     return str(folder)
 
@@ -39,7 +39,7 @@ def test_attention_table_of_three_runs_has_mean_and_deviation(
     monkeypatch.setattr("sys.argv", words)
     script.main()
     vit, swin = capsys.readouterr().out.strip().split("\n\n**Swin")
-    assert vit.startswith("**ViT**, 3 runs, mean ± standard deviation, 96 pictures:")
+    assert vit.startswith("**ViT**, 3 runs, mean ± standard deviation, 96 images:")
     assert "| method | energy ↑ | mIoU ↑ |" in vit
     assert "| `random` | 20.0 ± 0.0 | – |" in vit
     assert "| `rollout` | 44.0 ± 4.6 | 50.0 ± 0.0 |" in vit
@@ -49,7 +49,7 @@ def test_attention_table_of_three_runs_has_mean_and_deviation(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"pictures": 8}, r"pictures differ: \[96, 8\]"),
+        ({"images": 8}, r"images differ: \[96, 8\]"),
         ({"scores": {"run": {"random": {"energy": 1.0}}}}, "only 1 of"),
         ({"scores": {"a": {}, "b": {}}}, "scores of 2 models"),
     ],

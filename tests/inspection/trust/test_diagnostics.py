@@ -136,7 +136,7 @@ def test_heads_without_content_are_entirely_positional(name: str) -> None:
         assert none.abs().max() < 1e-5
 
 
-def test_positionality_of_global_heads_is_against_the_mean_over_pictures() -> None:
+def test_positionality_of_global_heads_is_against_the_mean_over_images() -> None:
     model, images = built("own vit", batch=3)
     found = positionality(capture(model, images), model)
     layer = capture(model, images).layers[1]
@@ -181,7 +181,7 @@ def test_patch_filters_equal_scikit_learns_components_up_to_sign() -> None:
         patch_filters(model, 49)
 
 
-def test_statistics_of_pictures_do_not_depend_on_each_other() -> None:
+def test_statistics_of_images_do_not_depend_on_each_other() -> None:
     model, images = built("own swin padded")
     both = head_statistics(capture(model, images))
     alone = head_statistics(capture(model, images[1:]))

@@ -106,15 +106,15 @@ def test_perturbation_area_of_known_curves_is_pinned() -> None:
     assert curve_area(halves) == pytest.approx(0.5)
 
 
-def planted(pictures: Tensor) -> Tensor:
-    """Says class 1 where the upper left quarter of a picture is bright."""
-    bright = pictures[:, :, :8, :8].float().mean((1, 2, 3)) / 255
+def planted(images: Tensor) -> Tensor:
+    """Says class 1 where the upper left quarter of an image is bright."""
+    bright = images[:, :, :8, :8].float().mean((1, 2, 3)) / 255
     return torch.stack([torch.full_like(bright, 0.25), bright], 1) * 20
 
 
 def curves_of(values: np.ndarray) -> tuple[float, float, float, float]:
-    picture = torch.full((3, 16, 16), 200, dtype=torch.uint8)
-    found = perturb(planted, picture, values, 1, steps=10, seed=[0])
+    image = torch.full((3, 16, 16), 200, dtype=torch.uint8)
+    found = perturb(planted, image, values, 1, steps=10, seed=[0])
     return (
         perturbation_area(found.positive_kept),
         perturbation_area(found.negative_kept),
@@ -135,12 +135,12 @@ def test_perturbation_of_a_planted_answer_prefers_the_true_map() -> None:
     assert negative == pytest.approx(false_positive)  # the same pixels, hidden in the same order
 
 
-def test_insertion_begins_with_the_blurred_picture_and_ends_with_the_whole_one() -> None:
-    picture = torch.from_numpy(noise((16, 16))[0]).movedim(-1, 0)
-    found = perturb(planted, picture, random_map((16, 16), [0]), 1, steps=4, seed=[0])
-    ends = planted(torch.stack([blur(picture), picture])).softmax(1)[:, 1]
+def test_insertion_begins_with_the_blurred_image_and_ends_with_the_whole_one() -> None:
+    image = torch.from_numpy(noise((16, 16))[0]).movedim(-1, 0)
+    found = perturb(planted, image, random_map((16, 16), [0]), 1, steps=4, seed=[0])
+    ends = planted(torch.stack([blur(image), image])).softmax(1)[:, 1]
     assert found.insertion[[0, -1]] == pytest.approx(ends.numpy(), abs=1e-6)
-    whole = planted(picture[None]).softmax(1)[0, 1]
+    whole = planted(image[None]).softmax(1)[0, 1]
     assert found.positive[0] == pytest.approx(float(whole), abs=1e-6)
 
 
@@ -208,7 +208,7 @@ def test_score_without_steps_compares_with_masks_only() -> None:
     for method, numbers in some.items():
         assert list(numbers) == ["pointing", "energy", "pixel_accuracy", "map", "miou"]
         assert all(whole[method][metric] == value for metric, value in numbers.items())
-    with pytest.raises(ValueError, match="pictures that have a mask"):
+    with pytest.raises(ValueError, match="images that have a mask"):
         score(subject, [Sample("a", noise()[0], None)], requests, steps=None)
 
 
@@ -222,5 +222,5 @@ def test_score_of_a_headless_model_needs_masks_and_no_steps() -> None:
 
 
 def test_score_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="no pictures"):
+    with pytest.raises(ValueError, match="no images"):
         score(seen(), [], parse_requests(["rollout"]))

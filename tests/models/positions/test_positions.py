@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from model_settings import model_config, pictures, small_model
+from model_settings import model_config, random_images, small_model
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -72,7 +72,7 @@ def test_rotation_at_any_grid_equals_its_definition(grid: Grid, prefix: int) -> 
     # the pairs and by row · the same in the second; prefix tokens keep their direction.
     width = 16
     tokens = prefix + grid[0] * grid[1]
-    x = pictures(2, 3, tokens, width)
+    x = random_images(2, 3, tokens, width)
     y_cell, x_cell = np.mgrid[: grid[0], : grid[1]]
     frequency = 100.0 ** -(np.arange(width // 4) / (width // 4))
     angle = np.concatenate(
@@ -88,7 +88,7 @@ def test_rotation_at_any_grid_equals_its_definition(grid: Grid, prefix: int) -> 
 
 def test_rotation_of_queries_and_keys_leaves_scores_to_relative_positions() -> None:
     rotation = rotation_of((6, 6), 16, 0, (6, 6))
-    q, k = pictures(16, seed=1), pictures(16, seed=2)
+    q, k = random_images(16, seed=1), random_images(16, seed=2)
     turned_q, turned_k = (rotate(v.expand(1, 1, 36, 16), rotation)[0, 0] for v in (q, k))
     scores = (turned_q @ turned_k.T).view(6, 6, 6, 6)
     assert torch.allclose(scores[:5, :4, :5, :4], scores[1:, 2:, 1:, 2:], atol=1e-5)
@@ -129,7 +129,7 @@ def test_vit_adds_positions_to_patches_row_by_row(
         pool="mean",
     )
     assert isinstance(model, ViT)
-    images = pictures(2, 3, 24, 40)
+    images = random_images(2, 3, 24, 40)
     tokens = embedded(model, images)
     table = torch.zeros(15, 48)
     class_position = torch.zeros(48)
@@ -165,7 +165,7 @@ def test_vit_adds_positions_to_patches_row_by_row(
 
 @pytest.mark.parametrize("positions", ["learned", "sincos2d", "fourier", "rotary"])
 def test_vit_with_positions_tells_moved_patches_apart(positions: str) -> None:
-    images = pictures(1, 3, 32, 32)
+    images = random_images(1, 3, 32, 32)
     moved = images.roll(8, dims=3)  # whole patches, so a model without positions sees no change
     with torch.no_grad():
         model = small_model("vit_base", (32, 32), positions=positions)

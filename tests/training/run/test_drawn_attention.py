@@ -1,4 +1,4 @@
-"""Pictures of the attention while a model is trained."""
+"""Images of the attention while a model is trained."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ EVERY = ["duration=8steps", "evaluate_every=2steps", "attention_every=4steps"]
 
 
 @pytest.mark.parametrize("model", ["vit_mini", "swin_mini"])
-def test_run_that_draws_attention_leaves_pictures_and_the_same_weights(
+def test_run_that_draws_attention_leaves_images_and_the_same_weights(
     tmp_path: Path, model: str
 ) -> None:
     assert train(small_config(tmp_path / "plain", *EVERY[:2], model=model), "x") == 0
@@ -25,8 +25,8 @@ def test_run_that_draws_attention_leaves_pictures_and_the_same_weights(
     folder = tmp_path / "drawn" / "run" / "attention"
     names = {path.name for path in folder.glob("*.png")}
     assert {f"{kind}_{step:08d}.png" for kind in ("step", "heads") for step in (4, 8)} <= names
-    with Image.open(folder / "step_00000008.png") as picture:
-        assert min(picture.size) > 50
+    with Image.open(folder / "step_00000008.png") as image:
+        assert min(image.size) > 50
     lines = [json.loads(line) for line in (folder / "heads.jsonl").read_text().splitlines()]
     assert {line["step"] for line in lines} == {4, 8}
 

@@ -1,4 +1,4 @@
-"""wandb offline gets what metrics.jsonl has, and pictures, without an account or a network."""
+"""wandb offline gets what metrics.jsonl has, and images, without an account or a network."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def offline_files(folder: Path) -> list[Path]:
 
 
 def history(file: Path) -> list[dict[str, Any]]:
-    """Every row that wandb was given; a mapping in it, such as a picture, is one value."""
+    """Every row that wandb was given; a mapping in it, such as an image, is one value."""
     # A process of wandb's own writes the file, and may be a little behind on a busy machine.
     patience = time.monotonic() + 60
     while not any(r.HasField("exit") for r in records(file)) and time.monotonic() < patience:
@@ -83,13 +83,13 @@ def numbers(rows: list[dict[str, Any]], split: str) -> list[dict[str, Any]]:
     found = []
     for row in rows:
         own = {k.removeprefix(f"{split}/"): v for k, v in row.items() if k.startswith(f"{split}/")}
-        if own and "pictures" not in own:
+        if own and "images" not in own:
             found.append({"step": row["step"], "split": split, **own})
     return found
 
 
-def pictures(file: Path, rows: list[dict[str, Any]]) -> dict[tuple[str, int], Image.Image]:
-    """The pictures of a run, by name and step."""
+def images(file: Path, rows: list[dict[str, Any]]) -> dict[tuple[str, int], Image.Image]:
+    """The images of a run, by name and step."""
     return {
         (name, row["step"]): Image.open(file.parent / "files" / value["path"])
         for row in rows
@@ -102,7 +102,7 @@ def config_of(folder: Path, *more: str) -> TrainConfig:
     return small_config(folder, *RICH, "duration=14steps", *more)
 
 
-def test_offline_run_holds_the_numbers_the_config_and_pictures_and_learns_the_same(
+def test_offline_run_holds_the_numbers_the_config_and_images_and_learns_the_same(
     tmp_path: Path,
 ) -> None:
     config = config_of(tmp_path / "logged", "log.wandb=offline", "log.project=some")
@@ -117,14 +117,14 @@ def test_offline_run_holds_the_numbers_the_config_and_pictures_and_learns_the_sa
     stored = {item.key: json.loads(item.value_json) for item in run.config.update}
     settings = config.model_dump(mode="json")
     assert {key: stored[key] for key in settings} == settings
-    shown = pictures(file, rows)
-    assert shown.keys() == {("train/pictures", 0)} | {
-        (f"{split}/pictures", step) for split in ("val", "val_ema") for step in (7, 14)
+    shown = images(file, rows)
+    assert shown.keys() == {("train/images", 0)} | {
+        (f"{split}/images", step) for split in ("val", "val_ema") for step in (7, 14)
     }
-    for image in shown.values():  # pictures over text, not an empty sheet
+    for image in shown.values():  # images over text, not an empty sheet
         assert len(image.convert("L").getcolors() or []) > 20
-    # Eight training pictures in one row, eight of validation in rows of four.
-    assert shown["train/pictures", 0].width > shown["val/pictures", 7].width * 1.5
+    # Eight training images in one row, eight of validation in rows of four.
+    assert shown["train/images", 0].width > shown["val/images", 7].width * 1.5
     assert train(config_of(tmp_path / "plain"), "x") == 0
     assert_same_bits(last_tensors(tmp_path / "plain"), last_tensors(tmp_path / "logged"))
 
@@ -145,7 +145,7 @@ def test_run_stopped_and_resumed_keeps_its_id_and_misses_no_number(tmp_path: Pat
     rows = [*history(first), *history(second)]
     for split in ("train", "val", "val_ema"):
         assert numbers(rows, split) == metrics(tmp_path, split)
-    assert [row["step"] for row in rows if "train/pictures" in row] == [0]
+    assert [row["step"] for row in rows if "train/images" in row] == [0]
 
 
 def test_online_without_an_account_says_what_to_do_and_leaves_no_run(

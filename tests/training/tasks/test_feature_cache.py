@@ -1,4 +1,4 @@
-"""A probe on stored features is the probe on pictures, and computes them once."""
+"""A probe on stored features is the probe on images, and computes them once."""
 
 import json
 from pathlib import Path
@@ -93,7 +93,7 @@ def test_features_are_computed_once_and_again_when_they_do_not_fit(
     assert len(calls) == 4
 
 
-def test_fingerprint_tells_weights_pictures_and_preprocessing_apart(
+def test_fingerprint_tells_weights_images_and_preprocessing_apart(
     tmp_path: Path, pretrained: Path, computed: Path
 ) -> None:
     def fingerprints(folder: Path) -> dict[str, str]:
@@ -104,7 +104,7 @@ def test_fingerprint_tells_weights_pictures_and_preprocessing_apart(
     other = base_run(tmp_path / "other", "seed=1")
     changes = {
         "weights": (other, []),
-        "pictures": (pretrained, ["data.seed=1"]),
+        "images": (pretrained, ["data.seed=1"]),
         "preprocess": (pretrained, ["preprocess=inception"]),
         "rate": (pretrained, ["optimizer.learning_rate=0.1"]),
     }
@@ -117,18 +117,18 @@ def test_fingerprint_tells_weights_pictures_and_preprocessing_apart(
         assert len({entries[split] for entries in seen}) == 4
 
 
-def test_unreadable_pictures_are_skipped_as_without_stored_features(
+def test_unreadable_images_are_skipped_as_without_stored_features(
     tmp_path: Path, pretrained: Path
 ) -> None:
     random = np.random.default_rng(0)
     for label in ("a", "b"):
-        (tmp_path / "pictures" / label).mkdir(parents=True)
+        (tmp_path / "images" / label).mkdir(parents=True)
         for number in range(16):
             pixels = random.integers(0, 256, (20, 20, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "pictures" / label / f"{number}.png")
-    (tmp_path / "pictures" / "a" / "3.png").write_bytes(b"")
-    (tmp_path / "pictures" / "b" / "5.png").write_bytes(b"")
-    more = ["data=folder", f"data.root={tmp_path / 'pictures'}", "data.val_fraction=0.25"]
+            Image.fromarray(pixels).save(tmp_path / "images" / label / f"{number}.png")
+    (tmp_path / "images" / "a" / "3.png").write_bytes(b"")
+    (tmp_path / "images" / "b" / "5.png").write_bytes(b"")
+    more = ["data=folder", f"data.root={tmp_path / 'images'}", "data.val_fraction=0.25"]
     more += ["data.on_error=skip", "data.max_error_share=0.5", "tune=head"]
     losses = []
     for cache in ("true", "false"):
@@ -138,7 +138,7 @@ def test_unreadable_pictures_are_skipped_as_without_stored_features(
         assert train(config, "x") == 0
         losses.append([e["loss"] for e in metrics(tmp_path / cache)])
         listed = (tmp_path / cache / "run" / "skipped-0.jsonl").read_text().splitlines()
-        assert {Path(json.loads(x)["picture"]).name for x in listed} == {"3.png", "5.png"}
+        assert {Path(json.loads(x)["image"]).name for x in listed} == {"3.png", "5.png"}
         samples = [e["samples"] for e in metrics(tmp_path / cache, "val")]
         assert len(set(samples)) == 1
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)

@@ -49,7 +49,7 @@ def resize_positions(
 
 def resize_patches(weight: Tensor, new: Grid) -> Tensor:
     """A patch embedding (c channels h w) for another patch size, by the pseudo-inverse of the
-    resizing of pictures (FlexiViT, Beyer et al., CVPR 2023): a resized patch gives the same token
+    resizing of images (FlexiViT, Beyer et al., CVPR 2023): a resized patch gives the same token
     as far as that is possible.
     """
     height, width = weight.shape[-2:]
@@ -63,7 +63,7 @@ def resize_patches(weight: Tensor, new: Grid) -> Tensor:
 
 
 def change_channels(weight: Tensor, channels: int) -> Tensor:
-    """A patch embedding for pictures of other channels: their sum for one; else repeated in turn
+    """A patch embedding for images of other channels: their sum for one; else repeated in turn
     and scaled so that the sum over channels keeps its size.
     """
     old = weight.shape[1]

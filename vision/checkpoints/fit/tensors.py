@@ -28,7 +28,7 @@ from vision.models.swin import Stage, Swin
 from vision.models.vit import ViT
 
 Sizes = tuple[Grid | None, Grid | None]
-"""The size of the pictures that weights were trained with: as given, and as written beside them."""
+"""The size of the images that weights were trained with: as given, and as written beside them."""
 NewHead = Literal["auto", "always", "never"]
 """auto: where the classes differ."""
 

@@ -1,4 +1,4 @@
-"""Changes to a training picture after it has been cropped: policies, colours, erasing."""
+"""Changes to a training image after it has been cropped: policies, colours, erasing."""
 
 import math
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def apply_policy(
     interpolation: Interpolation | None,
     random: np.random.Generator,
 ) -> Pixels:
-    """The picture after a policy of AugmentConfig; interpolation None: drawn for each operation."""
+    """The image after a policy of AugmentConfig; interpolation None: drawn for each operation."""
     if policy == "none":
         return pixels
     image = to_image(pixels)
@@ -152,7 +152,7 @@ def _torchvision_transforms() -> ModuleType:
 
 
 def to_image(pixels: Pixels) -> Image.Image:
-    """The same picture for Pillow."""
+    """The same image for Pillow."""
     return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
 

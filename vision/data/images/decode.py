@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from vision.config import UserError
-from vision.data.sources.source import Picture
+from vision.data.sources.source import StoredImage
 
 Pixels = NDArray[np.uint8]
 """(height, width, channels)."""
 
 BACKGROUND = (255, 255, 255, 255)
-"""What shows through where a picture is transparent: white, as on a page."""
+"""What shows through where an image is transparent: white, as on a page."""
 
 DEFAULT_MAX_PIXELS = 178_956_970
-"""Larger pictures are refused before memory is taken for them; Pillow refuses the same ones."""
+"""Larger images are refused before memory is taken for them; Pillow refuses the same ones."""
 
 # Formats of pixels only: a file named .jpg is never handed to an interpreter, as EPS's would be.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA", "ICO")
@@ -35,13 +35,13 @@ _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVI
 _TRANSPARENT_MODES = ("RGBA", "RGBa", "LA", "La", "PA")
 
 
-class UnreadablePictureError(UserError, OSError):
-    """A picture that cannot be decoded; the message names it and says why."""
+class UnreadableImageError(UserError, OSError):
+    """An image that cannot be decoded; the message names it and says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class OpenPicture:
-    """A picture of known size (EXIF rotation applied) that may still have to be decoded."""
+class OpenImage:
+    """An image of known size (EXIF rotation applied) that may still have to be decoded."""
 
     height: int
     width: int
@@ -50,7 +50,7 @@ class OpenPicture:
     """All columns of the rows above the given one, or of more rows."""
 
     def region(self, top: int, left: int, height: int, width: int) -> Pixels:
-        """The pixels of a rectangle inside the picture."""
+        """The pixels of a rectangle inside the image."""
         with _named_errors(self.name):
             rows = self._rows(int(top + height))
             if rows.shape[0] < top + height or rows.shape[1] != self.width:
@@ -58,43 +58,43 @@ class OpenPicture:
         return rows[top : top + height, left : left + width]
 
     def pixels(self) -> Pixels:
-        """The whole picture."""
+        """The whole image."""
         return self.region(0, 0, self.height, self.width)
 
 
 def decode(
-    picture: Picture, channels: int, name: str, max_pixels: int = DEFAULT_MAX_PIXELS
+    image: StoredImage, channels: int, name: str, max_pixels: int = DEFAULT_MAX_PIXELS
 ) -> Pixels:
-    """The whole picture, or an UnreadablePictureError that names it."""
-    return open_picture(picture, channels, name, max_pixels).pixels()
+    """The whole image, or an UnreadableImageError that names it."""
+    return open_image(image, channels, name, max_pixels).pixels()
 
 
-def open_picture(
-    picture: Picture | Image.Image,
+def open_image(
+    image: StoredImage | Image.Image,
     channels: int,
     name: str,
     max_pixels: int = DEFAULT_MAX_PIXELS,
     fast: bool = True,
-) -> OpenPicture:
-    """The picture with its size known. `fast=False` sends JPEG files through Pillow as well."""
+) -> OpenImage:
+    """The image with its size known. `fast=False` sends JPEG files through Pillow as well."""
     with _named_errors(name):
-        if isinstance(picture, np.ndarray):
-            pixels = _array_pixels(picture, channels)
-        elif isinstance(picture, Image.Image):
-            pixels = _flatten(ImageOps.exif_transpose(picture), channels)
-        elif not picture:
+        if isinstance(image, np.ndarray):
+            pixels = _array_pixels(image, channels)
+        elif isinstance(image, Image.Image):
+            pixels = _flatten(ImageOps.exif_transpose(image), channels)
+        elif not image:
             raise ValueError("the file is empty (0 bytes).")
         else:
-            jpeg = _read_jpeg_header(picture) if fast else None
+            jpeg = _read_jpeg_header(image) if fast else None
             if jpeg is not None:
                 _check_size(jpeg.width, jpeg.height, max_pixels)
                 height, width = jpeg.height, jpeg.width
                 if jpeg.orientation in _SWAPS_SIDES:
                     height, width = width, height
-                rows = partial(_jpeg_rows, picture, jpeg, channels, max_pixels)
-                return OpenPicture(height, width, name, rows)
-            pixels = _pillow_pixels(picture, channels, max_pixels)
-    return OpenPicture(pixels.shape[0], pixels.shape[1], name, lambda _: pixels)
+                rows = partial(_jpeg_rows, image, jpeg, channels, max_pixels)
+                return OpenImage(height, width, name, rows)
+            pixels = _pillow_pixels(image, channels, max_pixels)
+    return OpenImage(pixels.shape[0], pixels.shape[1], name, lambda _: pixels)
 
 
 class _named_errors:  # noqa: N801 (used like a function, and cheaper than a generator)
@@ -109,17 +109,17 @@ class _named_errors:  # noqa: N801 (used like a function, and cheaper than a gen
         # Decoders raise nearly anything for malformed files: struct.error, zlib.error, IndexError.
         # Too little memory, however, says nothing about the file.
         if isinstance(error, Exception) and not isinstance(error, MemoryError):
-            raise UnreadablePictureError(f"{self.name}: {error}") from error
+            raise UnreadableImageError(f"{self.name}: {error}") from error
 
 
 def _check_size(width: int, height: int, max_pixels: int) -> None:
     if width * height > max_pixels:
         raise ValueError(
             f"{width} × {height} pixels are more than the limit of {max_pixels:,} "
-            "(loader.max_pixels); shrink the picture, or raise the limit if the memory allows it."
+            "(loader.max_pixels); shrink the image, or raise the limit if the memory allows it."
         )
     if width < 1 or height < 1:
-        raise ValueError(f"a picture of {width} × {height} pixels has no content.")
+        raise ValueError(f"an image of {width} × {height} pixels has no content.")
 
 
 # Arrays and Pillow ------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def _array_pixels(array: NDArray[np.uint8], channels: int) -> Pixels:
 
 
 def _pillow_pixels(data: bytes, channels: int, max_pixels: int) -> Pixels:
-    """First frame of any picture that Pillow reads, upright, opaque and with 8 bits per channel."""
+    """First frame of any image that Pillow reads, upright, opaque and with 8 bits per channel."""
     with warnings.catch_warnings():
         # The size is checked against our own limit. Damaged EXIF data costs the rotation only.
         warnings.simplefilter("ignore")
@@ -146,7 +146,7 @@ def _pillow_pixels(data: bytes, channels: int, max_pixels: int) -> Pixels:
             image: Image.Image = Image.open(io.BytesIO(data), formats=_known_formats())
         except UnidentifiedImageError:
             raise ValueError(
-                f"not a picture in a known format; the file begins with {data[:16]!r}."
+                f"not an image in a known format; the file begins with {data[:16]!r}."
             ) from None
         _check_size(*image.size, max_pixels)
         image.load()
@@ -175,7 +175,7 @@ def _flatten(image: Image.Image, channels: int) -> Pixels:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """The upper 8 bits of a greyscale picture of 16 bits; Pillow itself would clip it at 255."""
+    """The upper 8 bits of a greyscale image of 16 bits; Pillow itself would clip it at 255."""
     # Some versions of Pillow hold 16-bit PNG and PGM files as 32-bit integers.
     sixteen = image.mode.startswith("I;16") or image.format in ("PNG", "PPM")
     if image.mode == "F" or not sixteen:
@@ -239,7 +239,7 @@ def _exif_orientation(segment: bytes) -> int:
     try:
         exif.load(segment)
         value = exif.get(ExifTags.Base.Orientation, 1)
-    except Exception:  # damaged EXIF data costs the rotation, not the picture; so also in Pillow
+    except Exception:  # damaged EXIF data costs the rotation, not the image; so also in Pillow
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
@@ -247,7 +247,7 @@ def _exif_orientation(segment: bytes) -> int:
 def _jpeg_rows(
     data: bytes, header: _JpegHeader, channels: int, max_pixels: int, bottom: int
 ) -> Pixels:
-    """The upright picture; if it lies upright in the file, perhaps only the rows above `bottom`."""
+    """The upright image; if it lies upright in the file, perhaps only the rows above `bottom`."""
     # Where a file has fewer colours than pixels, they are interpolated: one row more takes part.
     # A block is at most 32 rows high.
     rows = -(-(bottom + 2) // 32) * 32
@@ -260,7 +260,7 @@ def _jpeg_rows(
             and header.orientation == 1
             and data.endswith(b"\xff\xd9")  # the file's end is there: not cut off
         ):
-            # The decoder stops where the header says that the picture ends. Then it complains about
+            # The decoder stops where the header says that the image ends. Then it complains about
             # bytes that are left over; so it is asked not to be strict.
             shorter = bytearray(data)
             shorter[header.height_offset : header.height_offset + 2] = rows.to_bytes(2, "big")

@@ -1,6 +1,6 @@
 """Mixup and CutMix on whole batches, on the device, with the targets that go with them.
 
-One draw per batch decides between Mixup, CutMix and neither; the first picture is mixed with the
+One draw per batch decides between Mixup, CutMix and neither; the first image is mixed with the
 last, the second with the last but one, and so on.
 """
 
@@ -22,7 +22,7 @@ class Mix:
     """What happens to a batch."""
 
     share: float = 1.0
-    """Of each picture itself; the rest belongs to its partner."""
+    """Of each image itself; the rest belongs to its partner."""
     box: Box | None = None
     """CutMix: the rectangle that comes from the partner."""
 
@@ -48,7 +48,7 @@ def mix_batch(
 
 
 def draw_mix(augment: AugmentConfig, size: tuple[int, int], random: np.random.Generator) -> Mix:
-    """One random decision for a batch of pictures of this size."""
+    """One random decision for a batch of images of this size."""
     if not (augment.mixup or augment.cutmix) or random.random() >= augment.mix:
         return Mix()
     cut = augment.cutmix > 0
@@ -60,9 +60,9 @@ def draw_mix(augment: AugmentConfig, size: tuple[int, int], random: np.random.Ge
 
 
 def cut_box(share: float, size: tuple[int, int], random: np.random.Generator) -> Mix:
-    """A rectangle of the picture's shape around a random place (Yun et al., ICCV 2019).
+    """A rectangle of the image's shape around a random place (Yun et al., ICCV 2019).
 
-    What sticks out of the picture is cut off; the share is that of the pixels that are then left.
+    What sticks out of the image is cut off; the share is that of the pixels that are then left.
     """
     height, width = size
     cut_height, cut_width = (int(side * math.sqrt(1 - share)) for side in size)
@@ -88,7 +88,7 @@ def mix_images(images: Tensor, mix: Mix) -> Tensor:
 
 
 def soft_targets(labels: Tensor, classes: int, mix: Mix, smoothing: float) -> Tensor:
-    """Probabilities (n, classes): both pictures' labels by their shares, then smoothed.
+    """Probabilities (n, classes): both images' labels by their shares, then smoothed.
 
     Smoothing moves a share of every target to the uniform distribution (Szegedy et al., CVPR 2016).
     """

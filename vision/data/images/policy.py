@@ -27,7 +27,7 @@ class RandAugment:
     magnitude: int = 10
     """On a scale where 10 is strong; torchvision: a bin, of 31."""
     layers: int = 2
-    """Operations that are chosen for each picture, one after the other."""
+    """Operations that are chosen for each image, one after the other."""
     probability: float = 1.0
     """With which a chosen operation is applied."""
     magnitude_std: float = 0.0

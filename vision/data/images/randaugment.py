@@ -130,7 +130,7 @@ def big_vision_operation(
     """One operation as in big_vision's pp/autoaugment.py; nearest pixel, grey (128) from outside.
 
     Two particulars are kept on purpose. Contrast blends with a grey of height × width / 256 (196
-    for 224 pixels) where others take the picture's mean. Solarize and posterize get weaker as the
+    for 224 pixels) where others take the image's mean. Solarize and posterize get weaker as the
     magnitude grows; they change nothing from a magnitude of 10 and 20 on.
     """
     signed = sign * strength
@@ -230,7 +230,7 @@ def _tf_affine(image: Image.Image, matrix: Matrix) -> Image.Image:
 
 
 def _rotation(image: Image.Image, angle: float) -> Matrix:
-    """About the middle of the picture."""
+    """About the middle of the image."""
     x, y = (image.width - 1) / 2, (image.height - 1) / 2
     cos, sin = math.cos(angle), math.sin(angle)
     return cos, -sin, x - cos * x + sin * y, sin, cos, y - sin * x - cos * y

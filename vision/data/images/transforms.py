@@ -1,4 +1,4 @@
-"""Pictures of any size to pictures of the model's size: random for training, fixed for evaluation.
+"""Images of any size to images of the model's size: random for training, fixed for evaluation.
 
 Everything is uint8 (height, width, channels); numbers and mixing come later, on whole batches.
 """
@@ -14,36 +14,36 @@ from PIL import Image
 
 from vision.data.configs import AugmentConfig, Interpolation
 from vision.data.images.augment import apply_policy, color_jitter, erase
-from vision.data.images.decode import OpenPicture, Pixels
+from vision.data.images.decode import OpenImage, Pixels
 from vision.data.preprocess import Preprocess
 
 Box = tuple[int, int, int, int]
 """top, left, height, width."""
 
-Transform = Callable[[OpenPicture, np.random.Generator], Pixels]
+Transform = Callable[[OpenImage, np.random.Generator], Pixels]
 
 
-def evaluation_pixels(picture: OpenPicture, preprocess: Preprocess) -> Pixels:
+def evaluation_pixels(image: OpenImage, preprocess: Preprocess) -> Pixels:
     """Resized so that image_size / crop_ratio just fits in, then the middle.
 
     The same sizes and offsets as Resize and CenterCrop of torchvision.
     """
     height, width = preprocess.image_size
-    ratio = preprocess.crop_ratio_for(picture.height, picture.width)
+    ratio = preprocess.crop_ratio_for(image.height, image.width)
     around = tuple(math.floor(side / ratio) for side in (height, width))
-    pixels = _resized_to_cover(picture, (around[0], around[1]), preprocess.interpolation)
+    pixels = _resized_to_cover(image, (around[0], around[1]), preprocess.interpolation)
     size = pixels.shape
     top, left = round((size[0] - height) / 2), round((size[1] - width) / 2)
     return pixels[top : top + height, left : left + width]
 
 
 def training_pixels(
-    picture: OpenPicture,
+    image: OpenImage,
     preprocess: Preprocess,
     augment: AugmentConfig,
     random: np.random.Generator,
 ) -> Pixels:
-    """One random view of a picture; the same one for the same state of `random`."""
+    """One random view of an image; the same one for the same state of `random`."""
     interpolation = preprocess.interpolation
     if augment.interpolation == "random":
         interpolation = "bicubic" if random.random() < 0.5 else "bilinear"
@@ -51,12 +51,12 @@ def training_pixels(
         interpolation = augment.interpolation
     match augment.crop:
         case "random_resized":
-            box = random_resized_crop_box(picture.height, picture.width, augment, random)
-            pixels = resize(picture.region(*box), preprocess.image_size, interpolation)
+            box = random_resized_crop_box(image.height, image.width, augment, random)
+            pixels = resize(image.region(*box), preprocess.image_size, interpolation)
         case "random":
-            pixels = _padded_random_crop(picture, preprocess, augment, interpolation, random)
+            pixels = _padded_random_crop(image, preprocess, augment, interpolation, random)
         case "center":
-            pixels = evaluation_pixels(picture, preprocess)
+            pixels = evaluation_pixels(image, preprocess)
     if random.random() < augment.flip:
         pixels = flip(pixels, axis=1)
     if random.random() < augment.vertical_flip:
@@ -96,7 +96,7 @@ def random_resized_crop_box(
 
 
 def _padded_random_crop(
-    picture: OpenPicture,
+    image: OpenImage,
     preprocess: Preprocess,
     augment: AugmentConfig,
     interpolation: Interpolation,
@@ -104,7 +104,7 @@ def _padded_random_crop(
 ) -> Pixels:
     """Resized to just cover image_size, padded, and cropped at a random place."""
     height, width = preprocess.image_size
-    pixels = _resized_to_cover(picture, preprocess.image_size, interpolation)
+    pixels = _resized_to_cover(image, preprocess.image_size, interpolation)
     if augment.padding:
         sides = (augment.padding, augment.padding)
         mode: Literal["reflect", "constant"] = (
@@ -117,17 +117,17 @@ def _padded_random_crop(
 
 
 def _resized_to_cover(
-    picture: OpenPicture, target: tuple[int, int], interpolation: Interpolation
+    image: OpenImage, target: tuple[int, int], interpolation: Interpolation
 ) -> Pixels:
-    """Resized to just cover a size; of a picture longer than 32 times its width, the middle.
+    """Resized to just cover a size; of an image longer than 32 times its width, the middle.
 
     Or else one of 30,000 × 1 pixels would need gigabytes to become 224 pixels high.
     """
-    limit = 32 * min(picture.height, picture.width)
-    height, width = min(picture.height, limit), min(picture.width, limit)
-    top, left = (picture.height - height) // 2, (picture.width - width) // 2
+    limit = 32 * min(image.height, image.width)
+    height, width = min(image.height, limit), min(image.width, limit)
+    top, left = (image.height - height) // 2, (image.width - width) // 2
     size = covering_size((height, width), target)
-    return resize(picture.region(top, left, height, width), size, interpolation)
+    return resize(image.region(top, left, height, width), size, interpolation)
 
 
 def covering_size(size: tuple[int, int], target: tuple[int, int]) -> tuple[int, int]:

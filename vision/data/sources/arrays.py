@@ -1,26 +1,26 @@
-"""Pictures that are in memory already."""
+"""Images that are in memory already."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 
 class ArraySource:
-    """A `Source` over one array (pictures, height, width, channels)."""
+    """A `Source` over one array (images, height, width, channels)."""
 
     def __init__(
         self,
         origin: str,
-        pictures: NDArray[np.uint8],
+        images: NDArray[np.uint8],
         labels: NDArray[np.int64],
         classes: tuple[str, ...],
     ) -> None:
-        assert pictures.ndim == 4
-        assert len(pictures) == len(labels)
+        assert images.ndim == 4
+        assert len(images) == len(labels)
         self.origin = origin
-        self.pictures = pictures
+        self.images = images
         self.labels = labels
         self.classes = classes
-        self.channels = int(pictures.shape[-1])
+        self.channels = int(images.shape[-1])
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -30,5 +30,5 @@ class ArraySource:
         return f"{self.origin}:{index}"
 
     def read(self, index: int) -> NDArray[np.uint8]:
-        """The picture; a view, not to be written to."""
-        return self.pictures[index]
+        """The image; a view, not to be written to."""
+        return self.images[index]

@@ -1,7 +1,7 @@
-"""From a data config to pictures (`build_source`), or to what a model must know of them
+"""From a data config to images (`build_source`), or to what a model must know of them
 (`describe`).
 
-Importing this module, and `describe`, do not load torch: a model can be sized before any picture is
+Importing this module, and `describe`, do not load torch: a model can be sized before any image is
 read.
 """
 
@@ -22,7 +22,7 @@ from vision.data.configs import (
     TorchvisionConfig,
 )
 from vision.data.sources.fashion_mnist import read_fashion_mnist
-from vision.data.sources.folder import FolderSource, list_pictures, shorten
+from vision.data.sources.folder import FolderSource, list_images, shorten
 from vision.data.sources.known import FASHION_MNIST
 from vision.data.sources.packed import PackedStrings
 from vision.data.sources.shapes import CLASSES, build_shapes
@@ -73,10 +73,10 @@ def describe(config: DataConfig) -> DataSpec:
     if number is None:
         assert classes is not None
         number = len(classes)
-    return DataSpec(picture_size(config)[0], channels, classes, number)
+    return DataSpec(image_size(config)[0], channels, classes, number)
 
 
-def picture_size(
+def image_size(
     config: DataConfig, trained: tuple[int, int] | None = None
 ) -> tuple[tuple[int, int], str]:
     """Height and width of what the model sees, and who said so. `trained`: what its weights saw."""
@@ -94,7 +94,7 @@ def picture_size(
 
 
 def build_source(config: DataConfig, split: Split) -> Source:
-    """The pictures of a split; of train those that train_fraction and samples_per_class leave."""
+    """The images of a split; of train those that train_fraction and samples_per_class leave."""
     source = _build_whole(config, split)
     if split != "train":
         return source
@@ -105,7 +105,7 @@ def build_source(config: DataConfig, split: Split) -> Source:
 
 
 def list_splits(config: DataConfig) -> tuple[Split, ...]:
-    """The splits that the data has; test only if its pictures are others than those of val."""
+    """The splits that the data has; test only if its images are others than those of val."""
     fraction: float | None = None
     available: Collection[Split]
     match config:
@@ -177,7 +177,7 @@ def _read_stored(
 def _own_split(
     available: Collection[Split], val_fraction: Share | None, split: Split, place: Path | str
 ) -> Split:
-    """Which of the set's own splits the pictures of a split are taken from."""
+    """Which of the set's own splits the images of a split are taken from."""
     match split:
         case "train":
             own: Split = "train"
@@ -186,23 +186,23 @@ def _own_split(
         case "val":
             own = "val" if "val" in available else "test"
         case "test":
-            # Validation pictures that are not used for validation make good test pictures.
+            # Validation images that are not used for validation make good test images.
             own = "val" if "test" not in available and val_fraction is not None else "test"
     if own in available:
         return own
     advice = {
         "train": "",
-        "val": " Set data.val_fraction, such as 0.1, to take them from the training pictures.",
-        "test": " Use the validation pictures; data.val_fraction can take others for validation.",
+        "val": " Set data.val_fraction, such as 0.1, to take them from the training images.",
+        "test": " Use the validation images; data.val_fraction can take others for validation.",
     }
     raise ConfigError(
-        f"data: {place} has no pictures for {split}; it has "
+        f"data: {place} has no images for {split}; it has "
         f"{', '.join(available) or 'none'}.{advice[split]}"
     )
 
 
 def _read_torchvision(config: TorchvisionConfig, own: Split) -> Source:
-    """Folders of pictures where a set may come as such; otherwise what torchvision reads."""
+    """Folders of images where a set may come as such; otherwise what torchvision reads."""
     synsets = imagenet_synsets()
     match config.name:
         case "ImageNet":
@@ -229,7 +229,7 @@ def _read_known_folders(
     place = f"Expected in {config.root}: {facts(config.name).place}."
     if not folder.is_dir():
         raise ConfigError(f"data.root: there is no folder {folder}. {place}")
-    listing = list_pictures(folder)
+    listing = list_images(folder)
     if listing.classes != expected:
         missing = sorted(set(expected) - set(listing.classes))
         unknown = sorted(set(listing.classes) - set(expected))

@@ -20,23 +20,21 @@ _UNSIGNED_BYTES = 0x08
 
 def read_fashion_mnist(root: Path, split: Split) -> ArraySource:
     """One of the two splits that the set has: train or test."""
-    pictures_path, labels_path = (_find(root, name) for name in _names(_PREFIXES[split]))
-    if pictures_path is None or labels_path is None:
+    images_path, labels_path = (_find(root, name) for name in _names(_PREFIXES[split]))
+    if images_path is None or labels_path is None:
         raise ConfigError(
             f"data.root: {' and '.join(_names(_PREFIXES[split]))} (.gz) not found in {root}. Put "
             "the four *-ubyte.gz files of github.com/zalandoresearch/fashion-mnist (folder "
             "data/fashion) there, or install Debian's package dataset-fashion-mnist and set "
             "data.root=/usr/share/datasets/fashion-mnist."
         )
-    pictures, labels = _read_idx(pictures_path, 3), _read_idx(labels_path, 1)
-    if len(pictures) != len(labels) or labels.max(initial=0) >= len(FASHION_MNIST):
+    images, labels = _read_idx(images_path, 3), _read_idx(labels_path, 1)
+    if len(images) != len(labels) or labels.max(initial=0) >= len(FASHION_MNIST):
         raise OSError(
-            f"{pictures_path} and {labels_path} do not belong together: {len(pictures)} pictures, "
+            f"{images_path} and {labels_path} do not belong together: {len(images)} images, "
             f"{len(labels)} labels up to {labels.max(initial=0)}."
         )
-    return ArraySource(
-        str(pictures_path), pictures[..., None], labels.astype(np.int64), FASHION_MNIST
-    )
+    return ArraySource(str(images_path), images[..., None], labels.astype(np.int64), FASHION_MNIST)
 
 
 def _names(prefix: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Picture files: which there are (`list_pictures`), and reading them (`FolderSource`)."""
+"""Image files: which there are (`list_images`), and reading them (`FolderSource`)."""
 
 import os
 from collections import Counter
@@ -20,7 +20,7 @@ SUFFIXES = {
 
 @dataclass(eq=False, repr=False)
 class FolderSource:
-    """A `Source` of picture files below one folder."""
+    """A `Source` of image files below one folder."""
 
     root: Path
     paths: PackedStrings
@@ -43,7 +43,7 @@ class FolderSource:
 
 @dataclass
 class Listing:
-    """The picture files below a folder that has a folder for each class."""
+    """The image files below a folder that has a folder for each class."""
 
     root: Path
     classes: tuple[str, ...]
@@ -52,7 +52,7 @@ class Listing:
     """Relative to root; class by class, sorted within each."""
     labels: NDArray[np.int64]
     ignored: Counter[str] = field(default_factory=Counter)
-    """How many files were not taken for pictures, by the reason."""
+    """How many files were not taken for images, by the reason."""
 
 
 def list_classes(folder: Path) -> tuple[str, ...]:
@@ -62,10 +62,10 @@ def list_classes(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def list_pictures(folder: Path) -> Listing:
-    """All pictures in the class folders of a folder, in nested folders too.
+def list_images(folder: Path) -> Listing:
+    """All images in the class folders of a folder, in nested folders too.
 
-    Raises ConfigError if there is no class folder, no picture at all, or a class without pictures.
+    Raises ConfigError if there is no class folder, no image at all, or a class without images.
     """
     classes = list_classes(require_folder(folder))
     ignored: Counter[str] = Counter()
@@ -80,15 +80,15 @@ def list_pictures(folder: Path) -> Listing:
     ignored = +ignored  # drop zeros
     if not classes or not paths:
         raise ConfigError(
-            f"data.root: no pictures in the class folders of {folder}. Expected "
-            f"{folder}/<class>/<picture>, a picture being a file that ends in "
+            f"data.root: no images in the class folders of {folder}. Expected "
+            f"{folder}/<class>/<image>, an image being a file that ends in "
             f"{', '.join(sorted(SUFFIXES))}; {_found(classes, ignored)}."
         )
     empty = [name for name, count in zip(classes, counts, strict=True) if count == 0]
     if empty:
         raise ConfigError(
             f"data.root: {len(empty)} of {len(classes)} class folders in {folder} have no "
-            f"pictures: {shorten(empty)}. Fill or remove "
+            f"images: {shorten(empty)}. Fill or remove "
             f"them{'; ' + _found((), ignored) if ignored else ''}."
         )
     labels = np.repeat(np.arange(len(classes), dtype=np.int64), counts)
@@ -112,7 +112,7 @@ def shorten(names: list[str] | tuple[str, ...], limit: int = 5) -> str:
 
 
 def _walk(root: Path, top: str, ignored: Counter[str]) -> list[str]:
-    """Pictures below root/top, sorted, relative to root; links are followed, each once."""
+    """Images below root/top, sorted, relative to root; links are followed, each once."""
     found: list[str] = []
     folders: list[str] = [top]
     links: list[str] = []
@@ -149,7 +149,7 @@ def _suffix(name: str) -> str:
 
 
 def _found(classes: tuple[str, ...], ignored: Counter[str]) -> str:
-    """What was there instead of pictures."""
+    """What was there instead of images."""
     parts = [f"{number} files ignored ({reason})" for reason, number in ignored.most_common(5)]
     if classes:
         parts.insert(0, f"{len(classes)} folders ({shorten(classes, 3)})")

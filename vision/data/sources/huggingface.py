@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from vision.config import ConfigError, suggest
 from vision.data.configs import HuggingFaceConfig, Split
-from vision.data.sources.source import Picture
+from vision.data.sources.source import StoredImage
 
 if TYPE_CHECKING:
     import datasets  # type: ignore[import-untyped]
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, repr=False)
 class HuggingFaceSource:
-    """A `Source` over one split; pictures stay encoded, in the memory-mapped table."""
+    """A `Source` over one split; images stay encoded, in the memory-mapped table."""
 
     origin: str
     dataset: "datasets.Dataset"
@@ -33,11 +33,11 @@ class HuggingFaceSource:
         """The data set's name, the split and the row."""
         return f"{self.origin}[{index}]"
 
-    def read(self, index: int) -> Picture:
-        """The picture as it is stored: in the table, or as a file that the table names."""
+    def read(self, index: int) -> StoredImage:
+        """The image as it is stored: in the table, or as a file that the table names."""
         stored = self.dataset[index][self.image_column]
         if stored is None:
-            raise OSError(f"{self.name(index)} has no picture.")
+            raise OSError(f"{self.name(index)} has no image.")
         if stored["bytes"] is not None:
             return bytes(stored["bytes"])
         return Path(stored["path"]).read_bytes()
@@ -103,7 +103,7 @@ def _failure(config: HuggingFaceConfig, error: Exception) -> ConfigError:
     return ConfigError(
         f"data.path: '{config.path}' cannot be read: {str(error).rstrip('.')}. Expected the name "
         "of a data set on huggingface.co/datasets, or a local folder (of `save_to_disk`, Parquet "
-        "files, or pictures). Where the hub cannot be reached, copy the data set and give its "
+        "files, or images). Where the hub cannot be reached, copy the data set and give its "
         "folder."
     )
 
@@ -133,7 +133,7 @@ def _load(config: HuggingFaceConfig, split: Split, name: str) -> Any:
     if name not in saved:
         raise ConfigError(
             f"data.{split}: {config.path} has no split '{name}'. {suggest(name, map(str, saved))} "
-            "Without validation pictures, set data.val=null and data.val_fraction=0.1."
+            "Without validation images, set data.val=null and data.val_fraction=0.1."
         )
     return saved[name]
 
@@ -178,7 +178,7 @@ def _labels(
     if names is not None:
         if len(values) and values.min() < 0:
             raise ConfigError(
-                f"data.{split}: {int((values < 0).sum())} of {len(values)} pictures in "
+                f"data.{split}: {int((values < 0).sum())} of {len(values)} images in "
                 f"{config.path} have no label."
             )
         return values.astype(np.int64), tuple(names)

@@ -1,12 +1,12 @@
-"""The embedded data set: pictures made on the fly from (seed, split, index), nothing on the disk.
+"""The embedded data set: images made on the fly from (seed, split, index), nothing on the disk.
 
-Every picture has one object in clutter. Its class is the combination of a shape, a texture and a
+Every image has one object in clutter. Its class is the combination of a shape, a texture and a
 colour, and all combinations are classes; so each of the three must be read, at the same place, to
 tell the class. The clutter has the same colours and textures in no class's shapes, which leaves the
 mean colour, the colour histogram and any single patch with little to say
 (`tests/data/test_shapes.py` holds that). Place, size and angle of the object are random.
 
-Numbers without a unit are shares of the picture's shorter side.
+Numbers without a unit are shares of the image's shorter side.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ CLASSES = tuple(" ".join(kind) for kind in KINDS)
 RADIUS = (0.28, 0.38)
 """Range of an object's radius."""
 PAIR_RADIUS = (0.24, 0.25)
-"""The same where a picture has two objects, which must both find a place."""
+"""The same where an image has two objects, which must both find a place."""
 DISTRACTORS = 5
 DISTRACTOR_RADIUS = (0.07, 0.13)
 
@@ -61,12 +61,12 @@ class Shapes:
         return len(self.labels)
 
     def name(self, index: int) -> str:
-        """The picture's coordinates in the space of all pictures."""
+        """The image's coordinates in the space of all images."""
         return f"shapes:{self.seed}:{self.split}:{index}"
 
     def read(self, index: int) -> Pixels:
-        """The picture, uint8 (height, width, 3)."""
-        return self._scene(index).picture
+        """The image, uint8 (height, width, 3)."""
+        return self._scene(index).image
 
     def mask(self, index: int) -> Mask:
         """Which pixels show the object: bool (height, width)."""
@@ -74,7 +74,7 @@ class Shapes:
 
     def _scene(self, index: int) -> "Scene":
         if not 0 <= index < len(self):
-            raise IndexError(f"picture {index} of {len(self)}")
+            raise IndexError(f"image {index} of {len(self)}")
         label = int(self.labels[index])
         random = np.random.default_rng([self.seed, _SPLITS[self.split], index])
         return _draw(random, self.image_size, (label,), RADIUS)
@@ -82,9 +82,9 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture, the classes of its objects and where each of them is."""
+    """An image, the classes of its objects and where each of them is."""
 
-    picture: Pixels
+    image: Pixels
     labels: tuple[int, ...]
     masks: tuple[Mask, ...]
 
@@ -100,7 +100,7 @@ def build_shapes(config: ShapesConfig, split: Split) -> Shapes:
 
 
 def two_objects(image_size: tuple[int, int], seed: int, index: int) -> Scene:
-    """A picture with two objects of different classes, apart; for scoring attention maps."""
+    """An image with two objects of different classes, apart; for scoring attention maps."""
     random = np.random.default_rng([seed, _PAIRS, index])
     first, step = int(random.integers(len(CLASSES))), int(random.integers(1, len(CLASSES)))
     return _draw(random, image_size, (first, (first + step) % len(CLASSES)), PAIR_RADIUS)
@@ -131,8 +131,8 @@ def _draw(
         mask[window] = alpha > 0.5
         masks.append(mask)
     canvas += random.random(canvas.shape, dtype=np.float32) * 30 - 15
-    picture = np.clip(canvas, 0, 255, out=canvas).astype(np.uint8)
-    return Scene(picture, labels, tuple(masks))
+    image = np.clip(canvas, 0, 255, out=canvas).astype(np.uint8)
+    return Scene(image, labels, tuple(masks))
 
 
 def _pick(choices: tuple[str, ...], share: float) -> str:
@@ -146,7 +146,7 @@ def _between(bounds: tuple[float, float], share: float) -> float:
 def _places(
     random: np.random.Generator, image_size: tuple[int, int], radii: list[float]
 ) -> list[tuple[float, float, float]]:
-    """(y, x, radius) in pixels for each object: wholly inside the picture, apart from others."""
+    """(y, x, radius) in pixels for each object: wholly inside the image, apart from others."""
     height, width = image_size
     while True:
         places = []

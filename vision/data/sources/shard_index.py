@@ -38,7 +38,7 @@ class ShardIndex:
     offset: NDArray[np.int64]
     size: NDArray[np.int64]
     members: PackedStrings
-    """Name of each sample's picture in its shard."""
+    """Name of each sample's image in its shard."""
     labels: NDArray[np.int32]
     """Place of each sample's label in `label_names`."""
     label_names: tuple[str, ...]
@@ -122,16 +122,16 @@ def _scan(shard: Path, label_field: str) -> _Part:
     offsets, sizes, members, labels = [], [], [], []
     ignored: Counter[str] = Counter()
     for key, found in _groups(shard, ignored):
-        pictures = [m for m in found if _suffix(m.name) in SUFFIXES]
-        if not pictures:
-            ignored["samples without a picture"] += 1
+        images = [m for m in found if _suffix(m.name) in SUFFIXES]
+        if not images:
+            ignored["samples without an image"] += 1
             continue
-        if len(pictures) > 1:
-            names = shorten([m.name for m in pictures])
-            raise ConfigError(f"data: the sample '{key}' of {shard} has several pictures: {names}.")
-        offsets.append(pictures[0].offset_data)
-        sizes.append(pictures[0].size)
-        members.append(pictures[0].name)
+        if len(images) > 1:
+            names = shorten([m.name for m in images])
+            raise ConfigError(f"data: the sample '{key}' of {shard} has several images: {names}.")
+        offsets.append(images[0].offset_data)
+        sizes.append(images[0].size)
+        members.append(images[0].name)
         labels.append(_label(shard, key, found, label_field))
     return _Part(np.array(offsets, np.int64), np.array(sizes, np.int64), members, labels, ignored)
 

@@ -1,4 +1,4 @@
-"""Pictures in tar shards, named as WebDataset does: `key.jpg` and `key.cls` or `key.json`."""
+"""Images in tar shards, named as WebDataset does: `key.jpg` and `key.cls` or `key.json`."""
 
 import glob
 import json
@@ -25,7 +25,7 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 @dataclass(eq=False, repr=False)
 class ShardSource:
-    """A `Source` that reads its pictures out of tar files by their position."""
+    """A `Source` that reads its images out of tar files by their position."""
 
     index: ShardIndex
     labels: NDArray[np.int64]
@@ -54,7 +54,7 @@ class ShardSource:
 
 
 def read_shards(config: ShardsConfig, split: Split) -> ShardSource:
-    """The pictures of one split."""
+    """The images of one split."""
     index = _open(config, split)
     channels, classes = describe_shards(config)
     return ShardSource(index, _numbers(index, classes, config.root), classes, channels)
@@ -149,7 +149,7 @@ def _open(config: ShardsConfig, split: Split) -> ShardIndex:
     index = open_index(find_shards(config.root, pattern), file, config.label_field)
     if len(index.offset) == 0:
         raise ConfigError(
-            f"data.{split}: there are no pictures in the shards {pattern} of {config.root}."
+            f"data.{split}: there are no images in the shards {pattern} of {config.root}."
         )
     return index
 

@@ -1,4 +1,4 @@
-"""What every data set is to the rest of the package: labelled pictures by index, neither decoded
+"""What every data set is to the rest of the package: labelled images by index, neither decoded
 nor changed.
 """
 
@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-Picture = bytes | NDArray[np.uint8]
+StoredImage = bytes | NDArray[np.uint8]
 """An encoded file (JPEG, PNG, …) as it lies on the disk, or pixels (height, width, channels)."""
 
 
@@ -22,18 +22,18 @@ class Source(Protocol):
     classes: tuple[str, ...]
     channels: int
     labels: NDArray[np.int64]
-    """Label of every picture; known without reading a picture."""
+    """Label of every image; known without reading an image."""
 
     def __len__(self) -> int: ...
 
     def name(self, index: int) -> str:
-        """Where the picture comes from, as a person would look it up: a path, or
+        """Where the image comes from, as a person would look it up: a path, or
         `shard.tar:member`.
         """
         ...
 
-    def read(self, index: int) -> Picture:
-        """The picture. Raises OSError (path named) if it cannot be read. Safe in any worker
+    def read(self, index: int) -> StoredImage:
+        """The image. Raises OSError (path named) if it cannot be read. Safe in any worker
         process.
         """
         ...

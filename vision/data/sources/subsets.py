@@ -1,11 +1,11 @@
-"""Which pictures belong to a split or a subset: seeded, class by class, groups kept together."""
+"""Which images belong to a split or a subset: seeded, class by class, groups kept together."""
 
 from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vision.data.sources.source import Picture, Source
+from vision.data.sources.source import Source, StoredImage
 
 Indices = NDArray[np.int64]
 
@@ -17,7 +17,7 @@ _SUBSET_STREAM, _SPLIT_STREAM, _GROUP_STREAM = 1, 2, 3
 
 
 class Subset:
-    """A `Source` of some pictures of another one."""
+    """A `Source` of some images of another one."""
 
     def __init__(self, source: Source, indices: Indices) -> None:
         self.source = source
@@ -33,13 +33,13 @@ class Subset:
         """As in the whole source."""
         return self.source.name(int(self.indices[index]))
 
-    def read(self, index: int) -> Picture:
+    def read(self, index: int) -> StoredImage:
         """As in the whole source."""
         return self.source.read(int(self.indices[index]))
 
 
 def take(source: Source, indices: Indices) -> Source:
-    """Some pictures of a source; the source itself if they are all of them in order."""
+    """Some images of a source; the source itself if they are all of them in order."""
     if len(indices) == len(source) and np.array_equal(indices, np.arange(len(source))):
         return source
     return Subset(source, indices)
@@ -48,10 +48,10 @@ def take(source: Source, indices: Indices) -> Source:
 def nested_subset(
     labels: NDArray[np.int64], fraction: float, samples_per_class: int | None, seed: int
 ) -> Indices:
-    """Indices (ascending) of a share of each class, and of at most so many pictures of it.
+    """Indices (ascending) of a share of each class, and of at most so many images of it.
 
     With one seed a smaller fraction, or number, gives a subset of what a larger one gives. Every
-    class that has pictures keeps at least one.
+    class that has images keeps at least one.
     """
     if fraction == 1 and samples_per_class is None:
         return np.arange(len(labels))
@@ -75,15 +75,15 @@ def split_by_fraction(
 ) -> dict[str, Indices]:
     """Indices (ascending) of each named part and, as "train", of the rest, alike in every class.
 
-    A class of two pictures or more has at least one in the first part and one in "train". With
-    groups (a number per picture) no group is in two parts, and the shares are as near as whole
+    A class of two images or more has at least one in the first part and one in "train". With
+    groups (a number per image) no group is in two parts, and the shares are as near as whole
     groups allow.
     """
     parts = list(fractions)
     assert "train" not in parts
     assert sum(fractions.values()) < 1
     if groups is None:
-        assignment = _assign_pictures(labels, list(fractions.values()), seed)
+        assignment = _assign_images(labels, list(fractions.values()), seed)
     else:
         assignment = _assign_groups(labels, list(fractions.values()), seed, groups)
     result = {part: np.flatnonzero(assignment == i) for i, part in enumerate(parts)}
@@ -92,8 +92,8 @@ def split_by_fraction(
         if len(indices) == 0:
             kept = "" if groups is None else f" in {len(np.unique(groups))} groups"
             raise ValueError(
-                f"{len(labels)} pictures{kept} cannot be split: none is left for {part}. Change "
-                "the fractions, or split the pictures yourself."
+                f"{len(labels)} images{kept} cannot be split: none is left for {part}. Change "
+                "the fractions, or split the images yourself."
             )
     return result
 
@@ -107,14 +107,14 @@ def imbalance(labels: NDArray[np.int64], classes: tuple[str, ...]) -> str | None
     if counts[smallest] == 0:
         empty = int((counts == 0).sum())
         return (
-            f"{empty} of {len(classes)} classes have no pictures, '{classes[smallest]}' among them."
+            f"{empty} of {len(classes)} classes have no images, '{classes[smallest]}' among them."
         )
     ratio = counts[largest] / counts[smallest]
     if ratio <= UNEQUAL:
         return None
     return (
         f"classes are unequal, {ratio:.0f} : 1 ('{classes[largest]}' has {counts[largest]} "
-        f"pictures, '{classes[smallest]}' {counts[smallest]}); data.sampling=balanced draws them "
+        f"images, '{classes[smallest]}' {counts[smallest]}); data.sampling=balanced draws them "
         "equally often."
     )
 
@@ -126,14 +126,14 @@ def _by_class(labels: NDArray[np.int64]) -> list[Indices]:
     return np.split(order, np.cumsum(counts)[:-1]) if len(labels) else []
 
 
-def _assign_pictures(labels: NDArray[np.int64], shares: list[float], seed: int) -> NDArray[np.int8]:
-    """The part of each picture: 0, 1, … for the shares, and one more for the rest."""
+def _assign_images(labels: NDArray[np.int64], shares: list[float], seed: int) -> NDArray[np.int8]:
+    """The part of each image: 0, 1, … for the shares, and one more for the rest."""
     assignment = np.full(len(labels), len(shares), dtype=np.int8)
     for label, indices in enumerate(_by_class(labels)):
         order = np.random.default_rng([seed, _SPLIT_STREAM, label]).permutation(len(indices))
         taken = 0
         for part, share in enumerate(shares):
-            # One picture at least where the class can spare it; the rest never goes empty.
+            # One image at least where the class can spare it; the rest never goes empty.
             number = min(max(round(share * len(indices)), 1), max(len(indices) - 1 - taken, 0))
             assignment[indices[order[taken : taken + number]]] = part
             taken += number

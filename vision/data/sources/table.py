@@ -1,4 +1,4 @@
-"""Which picture files a `folder` data set has, with label, split and group: from folders or from a
+"""Which image files a `folder` data set has, with label, split and group: from folders or from a
 CSV file.
 
 A `Table` can be written as CSV and be read again, so a split that was drawn once can be kept with
@@ -19,7 +19,7 @@ from vision.data.configs import FolderConfig, Split
 from vision.data.sources.folder import (
     FolderSource,
     list_classes,
-    list_pictures,
+    list_images,
     require_folder,
     shorten,
 )
@@ -42,7 +42,7 @@ COLUMNS = ("path", "label", "split", "group")
 
 @dataclass(frozen=True)
 class Table:
-    """Pictures with their labels and, where they have one, their split and group."""
+    """Images with their labels and, where they have one, their split and group."""
 
     root: Path
     classes: tuple[str, ...]
@@ -55,7 +55,7 @@ class Table:
     ignored: Counter[str]
 
     def source(self, split: Split, channels: int) -> FolderSource:
-        """The pictures of one split."""
+        """The images of one split."""
         indices = self.splits[split]
         paths = self.paths.take(indices)
         classes = readable_names(self.classes)
@@ -63,12 +63,12 @@ class Table:
 
 
 def read_table(config: FolderConfig, only: Split | None = None) -> Table:
-    """All pictures of a data set, each in its final split; those of one split suffice where that
+    """All images of a data set, each in its final split; those of one split suffice where that
     saves time.
 
-    val_fraction takes validation pictures out of the training pictures; the set's own validation
-    pictures then serve as test pictures if it has no others. Without it, test pictures serve where
-    no validation pictures are.
+    val_fraction takes validation images out of the training images; the set's own validation
+    images then serve as test images if it has no others. Without it, test images serve where
+    no validation images are.
     """
     require_folder(config.root)
     if config.val_fraction or config.test_fraction:
@@ -78,13 +78,13 @@ def read_table(config: FolderConfig, only: Split | None = None) -> Table:
     if config.test_fraction:
         if set(whole.splits) != {"train"}:
             raise ConfigError(
-                f"data.test_fraction: only for pictures that are not yet split, but {config.root} "
+                f"data.test_fraction: only for images that are not yet split, but {config.root} "
                 f"has {' and '.join(whole.splits)}. Set it to null."
             )
         fractions["test"] = config.test_fraction
     if config.val_fraction:
         if "train" not in whole.splits:
-            raise ConfigError("data.val_fraction: there are no training pictures to take from.")
+            raise ConfigError("data.val_fraction: there are no training images to take from.")
         fractions["val"] = config.val_fraction
     if not fractions:
         return whole
@@ -110,7 +110,7 @@ def folder_classes(config: FolderConfig) -> tuple[str, ...]:
 
 
 def write_table(table: Table, path: Path) -> None:
-    """Writes every picture with its split as CSV, in a form that `data.table` reads."""
+    """Writes every image with its split as CSV, in a form that `data.table` reads."""
     split_of = np.empty(len(table.paths), dtype=object)
     for split, indices in table.splits.items():
         split_of[indices] = split
@@ -128,7 +128,7 @@ def with_saved_split(config: FolderConfig, path: Path) -> FolderConfig:
 
 
 def _cut(whole: Table, fractions: dict[str, float], seed: int) -> dict[Split, NDArray[np.int64]]:
-    """The splits after the fractions were taken out of the training pictures."""
+    """The splits after the fractions were taken out of the training images."""
     pool = whole.splits["train"]
     groups = None
     if whole.groups is not None:
@@ -176,7 +176,7 @@ def _read_folders(root: Path, only: Split | None) -> Table:
     splits: dict[Split, NDArray[np.int64]] = {}
     ignored: Counter[str] = Counter()
     for split, folder in folders.items():
-        listing = list_pictures(folder)
+        listing = list_images(folder)
         prefix = "" if listing.root == root else f"{listing.root.name}/"
         splits[split] = np.arange(len(paths), len(paths) + len(listing.paths))
         paths += [prefix + path for path in listing.paths]
@@ -233,9 +233,7 @@ def _read_csv(config: FolderConfig) -> Table:
         unknown = sorted(set(range(len(classes))) - set(labels[splits["train"]].tolist()))
         if unknown:
             names = shorten([classes[i] for i in unknown])
-            raise ConfigError(
-                f"data.table: {table} has no training pictures of the classes {names}."
-            )
+            raise ConfigError(f"data.table: {table} has no training images of the classes {names}.")
     paths = PackedStrings(columns["path"])
     return Table(config.root, classes, paths, labels, splits, columns.get("group"), Counter())
 

@@ -28,7 +28,7 @@ class Facts:
 SMALL = {"CIFAR10": 32, "CIFAR100": 32, "SVHN": 32, "USPS": 16} | dict.fromkeys(
     ("EMNIST", "FashionMNIST", "KMNIST", "MNIST", "QMNIST"), 28
 )
-"""The side of the pictures of sets that have small ones."""
+"""The side of the images of sets that have small ones."""
 
 
 def _named(*names: str) -> dict[Split, dict[str, Any]]:
@@ -48,7 +48,7 @@ SETS: dict[str, Facts] = {
         _TRAIN_OR_NOT,
         10,
         "cifar-10-batches-py/ (unpacked from cifar-10-python.tar.gz of "
-        "www.cs.toronto.edu/~kriz/cifar.html), or train/ and val/ with a folder of pictures per "
+        "www.cs.toronto.edu/~kriz/cifar.html), or train/ and val/ with a folder of images per "
         "class",
         classes=CIFAR10,
     ),
@@ -56,7 +56,7 @@ SETS: dict[str, Facts] = {
         _TRAIN_OR_NOT,
         100,
         "cifar-100-python/ (unpacked from cifar-100-python.tar.gz of "
-        "www.cs.toronto.edu/~kriz/cifar.html), or train/ and val/ with a folder of pictures per "
+        "www.cs.toronto.edu/~kriz/cifar.html), or train/ and val/ with a folder of images per "
         "class",
         classes=CIFAR100,
     ),
@@ -92,7 +92,7 @@ SETS: dict[str, Facts] = {
         _TRAIN_VAL,
         1000,
         "train/ and val/, each with the 1,000 folders n01440764/ … n15075141/ (ILSVRC 2012 of "
-        "www.image-net.org; its validation pictures come in one folder and must be moved to "
+        "www.image-net.org; its validation images come in one folder and must be moved to "
         "folders by their labels)",
     ),
     "Imagenette": Facts(_TRAIN_VAL, 10, "imagenette2/"),

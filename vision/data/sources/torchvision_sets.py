@@ -17,7 +17,7 @@ from vision.data.configs import Split, TorchvisionConfig
 from vision.data.sources.arrays import ArraySource
 from vision.data.sources.folder import FolderSource
 from vision.data.sources.packed import PackedStrings
-from vision.data.sources.source import Picture, Source
+from vision.data.sources.source import Source, StoredImage
 from vision.data.sources.torchvision_facts import facts
 
 
@@ -40,8 +40,8 @@ class TorchvisionSource:
         """The data set and the place in it."""
         return f"{self.origin}:{index}"
 
-    def read(self, index: int) -> Picture:
-        """The picture's pixels."""
+    def read(self, index: int) -> StoredImage:
+        """The image's pixels."""
         return _pixels(self.dataset[index][0], self.channels)
 
 
@@ -51,7 +51,7 @@ def read_torchvision(config: TorchvisionConfig, split: Split) -> Source:
     dataset = _open(config, split)
     labels = _labels(dataset)
     if len(labels) == 0:
-        raise ConfigError(f"data.root: {config.name} in {config.root} has no pictures in {split}.")
+        raise ConfigError(f"data.root: {config.name} in {config.root} has no images in {split}.")
     names = getattr(dataset, "classes", None) or getattr(dataset, "categories", None)
     classes = tuple(map(str, names or known.classes or ()))
     if labels.min() < 0 or labels.max() >= len(classes):
@@ -107,7 +107,7 @@ def _not_there(config: TorchvisionConfig, error: Exception, downloads: bool) -> 
 
 
 def _labels(dataset: Any) -> NDArray[np.int64]:
-    """The label of every picture, if possible without reading the pictures."""
+    """The label of every image, if possible without reading the images."""
     for attribute in ("targets", "_labels", "labels", "y"):
         values = getattr(dataset, attribute, None)
         if values is not None and len(values) == len(dataset):
@@ -126,7 +126,7 @@ def _integers(values: Any) -> NDArray[np.int64]:
 
 
 def _paths(dataset: Any) -> list[str] | None:
-    """The files of the pictures, if the set keeps one for each."""
+    """The files of the images, if the set keeps one for each."""
     for attribute in ("_image_files", "_images"):
         files = getattr(dataset, attribute, None)
         if files is not None and len(files) == len(dataset):

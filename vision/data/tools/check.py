@@ -1,4 +1,4 @@
-"""Reads every picture of a data set once: what there is, what is unreadable, what comes twice."""
+"""Reads every image of a data set once: what there is, what is unreadable, what comes twice."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ class SplitCheck:
     count: int
     per_class: dict[str, int]
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """How many pictures of each (height, width); unreadable ones have none."""
+    """How many images of each (height, width); unreadable ones have none."""
     unreadable: list[str] = field(default_factory=list)
     """Which and why."""
     warning: str | None = None
@@ -38,7 +38,7 @@ class SplitCheck:
     def extent(self) -> str:
         """Smallest, median and largest size, in words."""
         if not self.sizes:
-            return "no readable picture"
+            return "no readable image"
         if len(self.sizes) == 1:
             ((height, width),) = self.sizes
             return f"{width} × {height}"
@@ -54,9 +54,9 @@ class DataCheck:
 
     splits: dict[Split, SplitCheck]
     across: list[tuple[str, ...]]
-    """Pictures with the same content in different splits: what is learnt must not be asked."""
+    """Images with the same content in different splits: what is learnt must not be asked."""
     within: list[tuple[str, ...]]
-    """Pictures with the same content in one split."""
+    """Images with the same content in one split."""
     conflicts: list[tuple[str, ...]]
     """Those of either kind whose labels differ."""
 
@@ -67,8 +67,8 @@ class DataCheck:
         return not (unreadable or self.across or self.conflicts)
 
     def table(self) -> Table:
-        """Pictures per class and split."""
-        table = Table(title="Pictures per class")
+        """Images per class and split."""
+        table = Table(title="Images per class")
         table.add_column("class")
         for split in self.splits:
             table.add_column(split, justify="right")
@@ -82,7 +82,7 @@ class DataCheck:
         """The rest, for people."""
         lines = []
         for name, split in self.splits.items():
-            lines.append(f"{name}: {split.count} pictures, {split.extent()} pixels")
+            lines.append(f"{name}: {split.count} images, {split.extent()} pixels")
             if split.warning:
                 lines.append(f"{name}: {split.warning}")
             lines += _listed(f"{name}: unreadable", split.unreadable)
@@ -91,7 +91,7 @@ class DataCheck:
             ("several times in one split", self.within),
             ("with the same content but different labels", self.conflicts),
         ):
-            lines += _listed(f"pictures {what}", [" = ".join(group) for group in groups])
+            lines += _listed(f"images {what}", [" = ".join(group) for group in groups])
         return lines
 
     def to_json(self) -> str:
@@ -112,7 +112,7 @@ def check_data(config: DataConfig, workers: int = 0, progress: Progress | None =
 def check_sources(
     sources: Mapping[Split, Source], workers: int = 0, progress: Progress | None = None
 ) -> DataCheck:
-    """Reads and decodes every picture of every source once."""
+    """Reads and decodes every image of every source once."""
     splits: dict[Split, SplitCheck] = {}
     places: dict[bytes, list[tuple[Split, int]]] = {}
     for split, source in sources.items():
@@ -142,7 +142,7 @@ def check_sources(
 
 @dataclass(frozen=True)
 class _Finding:
-    """What one picture is like."""
+    """What one image is like."""
 
     size: tuple[int, int] = (0, 0)
     digest: bytes = b""
@@ -150,7 +150,7 @@ class _Finding:
 
 
 class _Inspector:
-    """Reads and decodes one picture; sent to the worker processes once."""
+    """Reads and decodes one image; sent to the worker processes once."""
 
     def __init__(self, source: Source) -> None:
         self.source = source

@@ -1,4 +1,4 @@
-"""A contact sheet: training pictures as the model gets them, with their targets."""
+"""A contact sheet: training images as the model gets them, with their targets."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from vision.data.images.decode import Pixels
 from vision.data.preprocess import Preprocess
 
 TILE = 160
-"""Least width of a picture on the sheet; smaller ones are enlarged by a whole number."""
+"""Least width of an image on the sheet; smaller ones are enlarged by a whole number."""
 _GAP, _LINE, _FONT_SIZE = 8, 17, 14
 
 
@@ -25,27 +25,25 @@ def contact_sheet(
     columns: int = 8,
     title: str = "",
 ) -> Image.Image:
-    """Pictures (n, c, h, w), uint8 or normalised, over their labels (n,) or targets (n, classes).
+    """Images (n, c, h, w), uint8 or normalised, over their labels (n,) or targets (n, classes).
 
     Mixed targets are written out, as "cat 0.70 / dog 0.30".
     """
     if len(images) == 0 or len(images) != len(targets):
-        raise ValueError(
-            f"{len(images)} pictures and {len(targets)} targets make no contact sheet."
-        )
-    pictures = [to_image(pixels) for pixels in _pixels(images, preprocess)]
-    factor = max(1, -(-TILE // pictures[0].width))
-    width, height = pictures[0].width * factor, pictures[0].height * factor
-    columns = min(columns, len(pictures))
-    rows = -(-len(pictures) // columns)
+        raise ValueError(f"{len(images)} images and {len(targets)} targets make no contact sheet.")
+    tiles = [to_image(pixels) for pixels in _pixels(images, preprocess)]
+    factor = max(1, -(-TILE // tiles[0].width))
+    width, height = tiles[0].width * factor, tiles[0].height * factor
+    columns = min(columns, len(tiles))
+    rows = -(-len(tiles) // columns)
     top = _GAP + (_LINE + _GAP if title else 0)
     step_x, step_y = width + _GAP, height + 2 * _LINE + _GAP
     sheet = Image.new("RGB", (_GAP + columns * step_x, top + rows * step_y), "white")
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(_FONT_SIZE)
     draw.text((_GAP, _GAP), title, "black", font)
-    for place, (picture, target) in enumerate(zip(pictures, targets, strict=True)):
+    for place, (tile, target) in enumerate(zip(tiles, targets, strict=True)):
         x, y = _GAP + place % columns * step_x, top + place // columns * step_y
-        sheet.paste(picture.resize((width, height), Image.Resampling.NEAREST), (x, y))
+        sheet.paste(tile.resize((width, height), Image.Resampling.NEAREST), (x, y))
         for line, text in enumerate(_lines(describe_target(target, classes), width, font)):
             draw.text((x, y + height + 1 + line * _LINE), text, "black", font)
     return sheet

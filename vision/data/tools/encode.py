@@ -1,11 +1,11 @@
-"""Pictures as they go into prepared shards: shrunk, encoded, or left as they are."""
+"""Images as they go into prepared shards: shrunk, encoded, or left as they are."""
 
 import io
 from dataclasses import dataclass
 
 from PIL import Image
 
-from vision.data.images.decode import UnreadablePictureError, open_picture
+from vision.data.images.decode import UnreadableImageError, open_image
 from vision.data.sources.source import Source
 
 _SUFFIXES = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "BMP": "bmp", "TIFF": "tif"}
@@ -23,7 +23,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Encoded:
-    """An encoded picture, or why there is none."""
+    """An encoded image, or why there is none."""
 
     index: int
     name: str
@@ -33,7 +33,7 @@ class Encoded:
 
 
 class Encoder:
-    """Reads, shrinks and encodes one picture; sent to the worker processes once."""
+    """Reads, shrinks and encodes one image; sent to the worker processes once."""
 
     def __init__(self, source: Source, settings: Settings) -> None:
         self.source = source
@@ -50,13 +50,13 @@ class Encoder:
     def _encode(self, index: int) -> tuple[bytes, str]:
         settings = self.settings
         stored = self.source.read(index)
-        picture = open_picture(stored, self.source.channels, name=self.source.name(index))
-        short_side = min(picture.height, picture.width)
+        opened = open_image(stored, self.source.channels, name=self.source.name(index))
+        short_side = min(opened.height, opened.width)
         limit = settings.short_side or short_side
         if isinstance(stored, bytes) and short_side <= limit:
-            picture.pixels()  # an unreadable file is found now, not in training
+            opened.pixels()  # an unreadable file is found now, not in training
             return stored, _file_suffix(stored, self.source.name(index))
-        pixels = picture.pixels()
+        pixels = opened.pixels()
         image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
         if short_side > limit:
             scale = limit / short_side
@@ -78,7 +78,5 @@ def _file_suffix(content: bytes, name: str) -> str:
     with Image.open(io.BytesIO(content)) as image:
         kind = image.format
     if kind not in _SUFFIXES:
-        raise UnreadablePictureError(
-            f"{name}: pictures in the format {kind} are not stored in shards."
-        )
+        raise UnreadableImageError(f"{name}: images in the format {kind} are not stored in shards.")
     return _SUFFIXES[kind]

@@ -1,7 +1,7 @@
-"""Writes a data set as tar shards, its pictures no larger than needed, with index and checksums.
+"""Writes a data set as tar shards, its images no larger than needed, with index and checksums.
 
 A preparation that was killed goes on where it stood when it is run again, and ends with the same
-bytes: the order of the pictures, their encoding and the tar headers depend on the data and the
+bytes: the order of the images, their encoding and the tar headers depend on the data and the
 settings only. Shards get their names when they are complete; what is complete is noted in a file
 until the split is done.
 """
@@ -42,9 +42,9 @@ class Shard:
     bytes: int
     sha256: str
     end: int
-    """How many pictures of the split are in this shard and those before it, or were skipped."""
+    """How many images of the split are in this shard and those before it, or were skipped."""
     skipped: list[str]
-    """Of the pictures that could not be read: which and why."""
+    """Of the images that could not be read: which and why."""
 
 
 @dataclass
@@ -56,20 +56,20 @@ class Prepared:
 
     @property
     def count(self) -> int:
-        """Pictures written."""
+        """Images written."""
         return sum(shard.count for shard in self.shards)
 
     @property
     def skipped(self) -> list[str]:
-        """Of the pictures that could not be read: which and why."""
+        """Of the images that could not be read: which and why."""
         return [name for shard in self.shards for name in shard.skipped]
 
     def line(self) -> str:
         """One line for people."""
         size = sum(shard.bytes for shard in self.shards) / _MEGABYTE
-        skipped = f", {len(self.skipped)} unreadable pictures skipped" if self.skipped else ""
+        skipped = f", {len(self.skipped)} unreadable images skipped" if self.skipped else ""
         shards = f"{len(self.shards)} shards, {size:.1f} MB"
-        return f"{self.split}: {self.count} pictures in {shards}{skipped}"
+        return f"{self.split}: {self.count} images in {shards}{skipped}"
 
 
 def prepare(config: PrepareConfig, progress: Progress | None = None) -> list[Prepared]:
@@ -102,7 +102,7 @@ def prepare_split(
 ) -> Prepared:
     """Writes one source as `split`-000000.tar and so on, and notes it in `output`/dataset.json.
 
-    Unreadable pictures raise OSError once they are more than a share of all. A split that is
+    Unreadable images raise OSError once they are more than a share of all. A split that is
     complete is read back and verified, nothing more.
     """
     output.mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ def _write_shards(
             writer.abandon()
             allowed = int(max_error_share * len(source))
             raise OSError(
-                f"{writer.skipped[-1]} ({skipped} of {len(source)} pictures cannot be read; "
+                f"{writer.skipped[-1]} ({skipped} of {len(source)} images cannot be read; "
                 f"data.on_error and data.max_error_share allow {allowed}.)"
             )
         if progress is not None and task is not None:
@@ -166,7 +166,7 @@ def _write_shards(
 
 
 def verify(output: Path, prepared: Prepared) -> None:
-    """Reads the shards back: raises OSError if a checksum or a number of pictures differs."""
+    """Reads the shards back: raises OSError if a checksum or a number of images differs."""
     for shard in prepared.shards:
         path = output / shard.name
         if not path.is_file():
@@ -177,7 +177,7 @@ def verify(output: Path, prepared: Prepared) -> None:
             count = sum(member.name.endswith(".cls") for member in tar)
         if (checksum, count) != (shard.sha256, shard.count):
             raise OSError(
-                f"{path} is damaged: {count} pictures with checksum {checksum[:12]}…, but "
+                f"{path} is damaged: {count} images with checksum {checksum[:12]}…, but "
                 f"{shard.count} with {shard.sha256[:12]}… were written. Remove {output} and "
                 "prepare again."
             )
@@ -228,7 +228,7 @@ class _ShardWriter:
 
 
 def _fingerprint(source: Source) -> str:
-    """Changes with the pictures' names, labels or classes."""
+    """Changes with the images' names, labels or classes."""
     digest = hashlib.sha256(json.dumps([source.classes, source.channels]).encode())
     digest.update(source.labels.tobytes())
     for index in range(len(source)):
@@ -259,7 +259,7 @@ def _check_identity(output: Path, before: dict[str, Any], now: dict[str, Any]) -
         f"{key} was {value}, is {now['settings'][key]}"
         for key, value in before["settings"].items()
         if value != now["settings"][key]
-    ] or ["other pictures"]
+    ] or ["other images"]
     raise ConfigError(
         f"output: {output} holds shards prepared differently ({'; '.join(changed)}). Choose "
         "another folder, or remove this one."

@@ -13,7 +13,7 @@ function confusionView(canvas, onHover, onClick, onDraw) {
     [model, names, order, hideRight] = [newModel, newNames, newOrder, mistakesOnly];
     place = new Int32Array(names.length);
     order.forEach((number, at) => (place[number] = at));
-    rows = model.classes.map((row) => row.pictures);
+    rows = model.classes.map((row) => row.images);
     if (!keepView) Object.assign(view, { x: 0, y: 0, span: names.length });
     draw();
   }

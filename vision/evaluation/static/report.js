@@ -16,7 +16,7 @@ function readout(square) {
   }
   const list = (classes) => (classes.length > 1 ? `${names[classes[0]]} … ${names[classes[classes.length - 1]]}` : names[classes[0]]);
   const lines = [["is", list(square.rows)], ["said", list(square.columns)]];
-  const share = (count) => `${whole(count)} of ${whole(square.total)} pictures (${percent(square.total ? count / square.total : null)})`;
+  const share = (count) => `${whole(count)} of ${whole(square.total)} images (${percent(square.total ? count / square.total : null)})`;
   const parts = lines.map(([word, text]) => element("div", {}, element("span", { class: "muted" }, word + " "), text));
   if (square.right) parts.push(element("div", {}, element("b", {}, share(square.right)), " right"));
   if (square.wrong || !square.right) parts.push(element("div", {}, element("b", {}, share(square.wrong)), square.block > 1 ? " wrong" : ""));
@@ -59,7 +59,7 @@ function legend(most) {
   const ramp = (colour) => element("div", { class: "ramp", style: `background:linear-gradient(90deg, var(--panel), var(--${colour}))` });
   const line = (word, colour, end) => [element("span", {}, word), ramp(colour), element("span", {}, `0 to ${end}`)];
   byId("legend").replaceChildren(...line("right", "accent", "100\u00a0%"), ...line("wrong", "wrong", percent(most)),
-    element("span", { class: "wide" }, "of the pictures in a row"));
+    element("span", { class: "wide" }, "of the images in a row"));
 }
 
 function pairsList(model) {
@@ -78,7 +78,7 @@ function showModel(index) {
   byId("title").textContent = model.name;
   const window_ = model.window ? `, windows ${[...new Set(model.window.map((w) => w.join("×")))].join(", ")}` : "";
   const views = report.augmentation === "none" ? "" : `, ${report.augmentation.replace("_", " ")}`;
-  byId("about").textContent = `${whole(report.pictures)} pictures of ${report.data} (${report.split}), ${whole(names.length)} classes · ` +
+  byId("about").textContent = `${whole(report.images)} images of ${report.data} (${report.split}), ${whole(names.length)} classes · ` +
     `${model.image_size.join(" × ")} pixels${window_}${views} · ${model.weights} weights${model.step ? `, step ${whole(model.step)}` : ""} · ${model.checkpoint}`;
   summarySection(report, model);
   drawMatrix(false);
@@ -118,7 +118,7 @@ function start() {
   byId("zoom-in").onclick = () => { matrix.zoom(0.5); readout(null); };
   byId("zoom-out").onclick = () => { matrix.zoom(2); readout(null); };
   byId("zoom-fit").onclick = () => { matrix.fit(); readout(null); };
-  const skipped = report.skipped.length ? [`${report.skipped.length} pictures could not be read and are not counted: ${report.skipped.slice(0, 5).join(", ")}${report.skipped.length > 5 ? " …" : ""}`] : [];
+  const skipped = report.skipped.length ? [`${report.skipped.length} images could not be read and are not counted: ${report.skipped.slice(0, 5).join(", ")}${report.skipped.length > 5 ? " …" : ""}`] : [];
   const notes = [...report.notes, ...skipped];
   byId("notes").hidden = notes.length === 0;
   byId("notes").replaceChildren(...notes.map((text) => element("p", {}, text)));

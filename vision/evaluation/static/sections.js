@@ -23,12 +23,12 @@ function summarySection(report, model) {
   const scaled = model.calibration.temperature;
   if (scaled) cards.push(card("temperature", decimal(scaled.temperature, 3), `ECE ${decimal(scaled.before.ece)} → ${decimal(scaled.after.ece)}`));
   if (model.neighbours) cards.push(card(`${model.neighbours.k}-NN accuracy`, percent(model.neighbours.top1, 2), "of the features"));
-  cards.push(card("parameters", large(model.cost.parameters), `${large(model.cost.macs)} MACs per picture`));
-  cards.push(card("pictures per second", large(model.speed.model ?? model.speed.total), `${large(model.speed.total)} with loading`));
+  cards.push(card("parameters", large(model.cost.parameters), `${large(model.cost.macs)} MACs per image`));
+  cards.push(card("images per second", large(model.speed.model ?? model.speed.total), `${large(model.speed.total)} with loading`));
   const wrong = Math.round(model.metrics.samples * (1 - model.metrics.top1));
   const hero = element("div", { class: "panel hero" }, element("span", {}, LABELS.top1),
     element("b", {}, percent(model.metrics.top1, 2)), interval("top1") ? element("span", {}, interval("top1")) : null,
-    element("span", {}, `${whole(wrong)} of ${whole(report.pictures)} pictures wrong`));
+    element("span", {}, `${whole(wrong)} of ${whole(report.images)} images wrong`));
   byId("summary").replaceChildren(hero, element("div", { class: "cards" }, ...cards));
 }
 
@@ -37,7 +37,7 @@ function comparisonSection(report) {
   const rows = others.flatMap((model) => Object.entries(model.differences || {}).map(([key, value]) => ({ model, key, ...value })));
   byId("comparison").hidden = rows.length === 0;
   if (!rows.length) return;
-  byId("comparison-about").textContent = `Model minus ${baseline.name}, on the same pictures. Lines: 95 % confidence by a paired bootstrap; where they cross zero the pictures do not decide. Accuracies in percentage points.`;
+  byId("comparison-about").textContent = `Model minus ${baseline.name}, on the same images. Lines: 95 % confidence by a paired bootstrap; where they cross zero the images do not decide. Accuracies in percentage points.`;
   const reach = (shares) => Math.max(1e-9, ...rows.filter((row) => SHARES.includes(row.key) === shares).flatMap((row) => [Math.abs(row.low), Math.abs(row.high)]));
   const scales = { true: reach(true), false: reach(false) };
   const body = rows.map((row) => {
@@ -68,7 +68,7 @@ function forest(row, reach, kind) {
 
 function calibrationSection(model) {
   const { all, temperature } = model.calibration;
-  const curves = [["all", "all pictures", all]];
+  const curves = [["all", "all images", all]];
   if (temperature) {
     curves.push(["before", "other half, T = 1", temperature.before]);
     curves.push(["after", `other half, T = ${temperature.temperature.toFixed(2)}`, temperature.after]);
@@ -80,16 +80,16 @@ function calibrationSection(model) {
   byId("curves").replaceChildren(...curves.map(([key, label]) =>
     element("button", { type: "button", role: "radio", "data-key": key, onclick: () => choose(key) }, label)));
   choose("all");
-  const heads = ["", "pictures", "NLL", "Brier", "ECE"];
+  const heads = ["", "images", "NLL", "Brier", "ECE"];
   byId("calibration-table").replaceChildren(
     element("tr", {}, ...heads.map((text, i) => element("th", { class: i ? "number" : null }, text))),
     ...curves.map(([, label, curve]) => element("tr", {}, element("td", {}, label),
-      ...[whole(curve.pictures), decimal(curve.nll), decimal(curve.brier), decimal(curve.ece)].map((text) => element("td", { class: "number" }, text)))));
+      ...[whole(curve.images), decimal(curve.nll), decimal(curve.brier), decimal(curve.ece)].map((text) => element("td", { class: "number" }, text)))));
   byId("calibration-about").textContent = temperature
-    ? `The temperature ${temperature.temperature.toFixed(3)} was fitted on ${whole(temperature.fitted_on)} pictures and is judged on the ${whole(temperature.before.pictures)} others. ` +
+    ? `The temperature ${temperature.temperature.toFixed(3)} was fitted on ${whole(temperature.fitted_on)} images and is judged on the ${whole(temperature.before.images)} others. ` +
       (temperature.at_limit ? "It is at the end of the range that is searched. " : "") +
       (temperature.temperature > 1 ? "Above 1, the model was too sure of itself." : "Below 1, the model was not sure enough of itself.")
-    : "There are too few pictures, or logits that are not finite, for fitting a temperature.";
+    : "There are too few images, or logits that are not finite, for fitting a temperature.";
 }
 
 function reliabilityDiagram(curve) {
@@ -108,7 +108,7 @@ function reliabilityDiagram(curve) {
     if (!bin.count) continue;
     const [from, width] = [x(bin.low) + 1, side * (bin.high - bin.low) - 2];
     const [low, high] = [Math.min(bin.accuracy, bin.confidence), Math.max(bin.accuracy, bin.confidence)];
-    const text = `confidence ${decimal(bin.low, 2)} – ${decimal(bin.high, 2)}: ${whole(bin.count)} pictures, mean confidence ${percent(bin.confidence)}, ${percent(bin.accuracy)} right`;
+    const text = `confidence ${decimal(bin.low, 2)} – ${decimal(bin.high, 2)}: ${whole(bin.count)} images, mean confidence ${percent(bin.confidence)}, ${percent(bin.accuracy)} right`;
     parts.push(element("g", { class: "bin" }, element("title", {}, text),
       element("rect", { class: "right", x: from, y: y(bin.accuracy), width, height: side * bin.accuracy }),
       element("rect", { class: "gap", x: from, y: y(high), width, height: Math.max(0.5, side * (high - low)) }),
@@ -118,13 +118,13 @@ function reliabilityDiagram(curve) {
   parts.push(element("line", { class: "axis", x1: left, x2: left + side, y1: base, y2: base }));
   parts.push(element("text", { x: left + side / 2, y: base + 34, "text-anchor": "middle" }, "confidence"));
   parts.push(element("text", { transform: `translate(12 ${top + side / 2}) rotate(-90)`, "text-anchor": "middle" }, "accuracy"));
-  parts.push(element("text", { transform: `translate(12 ${base - below / 2}) rotate(-90)`, "text-anchor": "middle" }, "pictures"));
-  const label = `Reliability diagram of ${curve.pictures} pictures, expected calibration error ${decimal(curve.ece)}`;
+  parts.push(element("text", { transform: `translate(12 ${base - below / 2}) rotate(-90)`, "text-anchor": "middle" }, "images"));
+  const label = `Reliability diagram of ${curve.images} images, expected calibration error ${decimal(curve.ece)}`;
   return element("svg", { viewBox: `0 0 ${left + side + 12} ${base + 40}`, role: "img", "aria-label": label }, ...parts);
 }
 
 function classesSection(model, onChoose) {
-  const columns = [["name", "class"], ["pictures", "pictures"], ["recall", "recall (accuracy)"], ["precision", "precision"], ["f1", "F1"]];
+  const columns = [["name", "class"], ["images", "images"], ["recall", "recall (accuracy)"], ["precision", "precision"], ["f1", "F1"]];
   let [key, rising] = ["recall", true];
   const bar = (value) => element("td", {}, element("div", { class: "bar" }, element("span", {}, percent(value)),
     element("i", { style: `--share:${100 * (value ?? 0)}%` })));
@@ -139,7 +139,7 @@ function classesSection(model, onChoose) {
       element("button", { type: "button", "data-key": name, onclick: () => sort(name) }, text + (name === key ? (rising ? " ▲" : " ▼") : ""))));
     byId("classes").replaceChildren(element("thead", {}, element("tr", {}, ...head)),
       element("tbody", {}, ...rows.map((row) => element("tr", { ondblclick: () => onChoose(row.number) },
-        element("td", {}, row.name), element("td", {}, whole(row.pictures)), bar(row.recall), bar(row.precision), bar(row.f1)))));
+        element("td", {}, row.name), element("td", {}, whole(row.images)), bar(row.recall), bar(row.precision), bar(row.f1)))));
     byId("class-count").textContent = `${whole(rows.length)} of ${whole(model.classes.length)} classes; a double click finds one in the matrix`;
   }
   function sort(name) {
@@ -161,7 +161,7 @@ function gallerySection(report, model, gallery, pair, onAll) {
   } else {
     about.textContent = gallery.length
       ? `The ${whole(gallery.length)} mistakes, of ${whole(wrong)}, that the model was surest of, as the model saw them.`
-      : wrong ? "No pictures were asked for." : "There is no mistake.";
+      : wrong ? "No images were asked for." : "There is no mistake.";
   }
   byId("gallery").replaceChildren(...shown.map((entry) => {
     const line = (kind, text, share) => element("div", { class: kind }, element("span", {}, text), element("span", {}, percent(share)));

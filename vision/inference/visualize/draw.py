@@ -1,4 +1,4 @@
-"""Each figure of `vision visualize`, from pictures and models."""
+"""Each figure of `vision visualize`, from images and models."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ def draw_figure(
     config: VisualizeConfig,
     style: Style,
 ) -> list[Drawing]:
-    """One figure for each picture. pixels: by picture and model."""
+    """One figure for each image. pixels: by image and model."""
     if figure == "sheet":
         return _sheets(subjects, items, pixels, config, style)
     (subject,) = subjects
@@ -115,7 +115,7 @@ def _single(
             interpolation=config.interpolation,
             name=subject.name,
         )[0]
-        scores = picture_scores(subject, item, pixels, config) if config.score else None
+        scores = image_scores(subject, item, pixels, config) if config.score else None
         captured = capture(loaded.model, images, reduce="mean")
         return comparison(
             look,
@@ -181,15 +181,15 @@ def _pixel(captured: Captured, cell: tuple[int, int]) -> tuple[int, int]:
 def draw_page(
     subject: Viewer, item: Item, pixels: Pixels, config: VisualizeConfig, stem: Path
 ) -> None:
-    """The explorer page of one picture."""
+    """The explorer page of one image."""
     loaded = subject.loaded
-    picture: Image.Image = to_image(pixels)
+    image: Image.Image = to_image(pixels)
     scores, words = page_scores(subject, item, pixels, config)
     number = len(subject.classes) if isinstance(subject.classes, tuple) else subject.classes
     write_page(
         loaded.model,
         as_batch(loaded, [pixels]),
-        picture,
+        image,
         stem.with_name(f"{stem.name}.html"),
         classes=loaded.classes or None,
         top=number if loaded.classes else 0,
@@ -219,7 +219,7 @@ def page_scores(
         )
     elif mask is None or not mask.any():
         mask = None
-        said.append("Nothing of the object is left in what the model sees of this picture.")
+        said.append("Nothing of the object is left in what the model sees of this image.")
     if not loaded.classes:
         said.append(
             "The model has no classes, so there is no answer that hiding pixels can change."
@@ -240,10 +240,10 @@ def page_scores(
     return {own.get(name, name): row for name, row in found.items()}, " ".join(said)
 
 
-def picture_scores(
+def image_scores(
     subject: Viewer, item: Item, pixels: Pixels, config: VisualizeConfig
 ) -> Mapping[str, Mapping[str, float]]:
-    """All scores on one picture, by method."""
+    """All scores on one image, by method."""
     mask = item.seen_mask(subject.loaded)
     sample = Sample(item.name, pixels, mask if mask is not None and mask.any() else None)
     with torch.no_grad():

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vision.config import ConfigError
-from vision.data.images.decode import UnreadablePictureError
+from vision.data.images.decode import UnreadableImageError
 from vision.data.sources.shapes import CLASSES
 from vision.inference.images import Item, has_pairs
 from vision.inference.visualize.draw import Viewer
@@ -35,7 +35,7 @@ def score_all(subjects: Sequence[Viewer], items: Sequence[Item], config: Visuali
             samples, bad = _samples(subject, items)
             problems.update(dict.fromkeys(bad))
             if not samples:
-                raise ConfigError("score: there is no picture left to score maps on.")
+                raise ConfigError("score: there is no image left to score maps on.")
             task = progress.add_task(subject.name, total=len(samples))
             found[subject.name] = _scored(
                 subject,
@@ -75,13 +75,13 @@ def _scored(
 
 
 def _samples(subject: Viewer, items: Sequence[Item]) -> tuple[list[Sample], list[str]]:
-    """Pictures with their masks, and what is wrong with others."""
+    """Images with their masks, and what is wrong with others."""
     samples, bad = [], []
     for item in items:
         try:
             pixels = item.pixels(subject.loaded)
             mask = item.seen_mask(subject.loaded)
-        except UnreadablePictureError as error:
+        except UnreadableImageError as error:
             bad.append(str(error))
             continue
         if mask is not None and not mask.any():
@@ -139,10 +139,10 @@ def _csv(found: Scores) -> str:
     return stream.getvalue()
 
 
-def _store(found: Scores, pictures: int, config: VisualizeConfig) -> None:
+def _store(found: Scores, images: int, config: VisualizeConfig) -> None:
     config.output.mkdir(parents=True, exist_ok=True)
     content = {
-        "pictures": pictures,
+        "images": images,
         "steps": config.steps,
         "seed": config.seed,
         "checkpoint": list(config.checkpoint),

@@ -1,4 +1,4 @@
-"""`vision visualize`: figures of attention for pictures, and scores of how true they are."""
+"""`vision visualize`: figures of attention for images, and scores of how true they are."""
 
 import sys
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from vision.config import ConfigError
-from vision.data.images.decode import UnreadablePictureError
+from vision.data.images.decode import UnreadableImageError
 from vision.inference.images import Item, batches, items_of_data, items_of_files, some
 from vision.inference.load import Loaded
-from vision.inference.predict import find_pictures
+from vision.inference.predict import find_images
 from vision.inference.visualize.draw import Viewer, draw_figure, draw_page
 from vision.inspection.capture.capture import capture
 from vision.inspection.capture.captured import Captured, CaptureError
@@ -32,12 +32,12 @@ from vision.inspection.methods.requests import parse_requests
 from vision.inspection.trust.masks import mask_file
 
 MOST_FOR_STATISTICS = 128
-"""Pictures that the statistics of heads are taken over, as in the ViT paper."""
+"""Images that the statistics of heads are taken over, as in the ViT paper."""
 NOT_DRAWING = (
-    "checkpoint", "images", "data", "split", "pictures", "batch_size", "overwrite", "output",
+    "checkpoint", "images", "data", "split", "count", "batch_size", "overwrite", "output",
     "format", "device", "formats", "masks", "boxes",
 )  # fmt: skip
-"""Settings that do not change a figure of a picture, or that its record has in another way."""
+"""Settings that do not change a figure of an image, or that its record has in another way."""
 SCORED = ("comparison", "page")
 """Figures that show scores, and so depend on masks."""
 
@@ -54,14 +54,14 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What became of the pictures."""
+    """What became of the images."""
 
     written: int = 0
     skipped: int = 0
     problems: list[str] = field(default_factory=list)
 
     def problem(self, message: str) -> None:
-        """Note a picture that cannot be read, once."""
+        """Note an image that cannot be read, once."""
         if message not in self.problems:
             self.problems.append(message)
 
@@ -69,7 +69,7 @@ class Outcome:
 def viewers(loaded: Sequence[Loaded], config: VisualizeConfig, first: Item) -> list[Viewer]:
     """The models with what is asked of each, or a ConfigError before any work is done.
 
-    Every model is shown a picture: whether it has attention is known only then.
+    Every model is shown an image: whether it has attention is known only then.
     """
     names = _names(config.checkpoint)
     probes = [_probe(name, one, first) for name, one in zip(names, loaded, strict=True)]
@@ -98,7 +98,7 @@ def _probe(name: str, loaded: Loaded, item: Item) -> Captured:
     try:
         pixels = item.pixels(loaded)
         images = as_batch(loaded, [pixels])
-    except UnreadablePictureError:  # told of in its turn
+    except UnreadableImageError:  # told of in its turn
         images = torch.zeros(1, loaded.preprocess.channels, *size, device=loaded.device)
     try:
         return capture(loaded.model, images, reduce="mean")
@@ -113,7 +113,7 @@ def _names(places: Sequence[str]) -> list[str]:
 
 
 def draw_all(subjects: Sequence[Viewer], items: Sequence[Item], config: VisualizeConfig) -> Outcome:
-    """Every figure of every picture; what is there already with the same settings is kept."""
+    """Every figure of every image; what is there already with the same settings is kept."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -122,7 +122,7 @@ def draw_all(subjects: Sequence[Viewer], items: Sequence[Item], config: Visualiz
     console = Console(stderr=True)
     bar = Progress(console=console, transient=True, disable=not console.is_terminal)
     with bar as progress:
-        task = progress.add_task("pictures", total=len(items))
+        task = progress.add_task("images", total=len(items))
         for part in batches(items, config.batch_size):
             for job in jobs:
                 _draw_batch(job, part, config, outcome)
@@ -134,7 +134,7 @@ def draw_all(subjects: Sequence[Viewer], items: Sequence[Item], config: Visualiz
 
 
 def _jobs(subjects: Sequence[Viewer], config: VisualizeConfig) -> list[Job]:
-    """The figures of single pictures; the sheet has all models, the others are drawn for each."""
+    """The figures of single images; the sheet has all models, the others are drawn for each."""
     wanted = [*config.figures, *(["page"] if config.page else [])]
     jobs = []
     for figure in dict.fromkeys(wanted):
@@ -159,7 +159,7 @@ def _draw_batch(job: Job, items: Sequence[Item], config: VisualizeConfig, outcom
         try:
             pixels.append([item.pixels(subject.loaded) for subject in job.subjects])
             ready.append(item)
-        except UnreadablePictureError as error:
+        except UnreadableImageError as error:
             outcome.problem(str(error))
     if not ready:
         return
@@ -167,7 +167,7 @@ def _draw_batch(job: Job, items: Sequence[Item], config: VisualizeConfig, outcom
         for item, (one,) in zip(ready, pixels, strict=True):
             try:
                 draw_page(job.subjects[0], item, one, config, _stem(item, job, config))
-            except UnreadablePictureError as error:  # its mask
+            except UnreadableImageError as error:  # its mask
                 outcome.problem(str(error))
                 continue
             _save_page_caption(item, job, config)
@@ -175,7 +175,7 @@ def _draw_batch(job: Job, items: Sequence[Item], config: VisualizeConfig, outcom
         return
     found = draw_figure(job.figure, job.subjects, ready, pixels, config, style_of(config))
     for item, drawing in zip(ready, found, strict=True):
-        named = drawing.with_facts(("Picture", item.name), *_origin(job.subjects, config))
+        named = drawing.with_facts(("Image", item.name), *_origin(job.subjects, config))
         named.save(_stem(item, job, config), config.formats, _record(item, job, config))
     outcome.written += len(ready)
 
@@ -188,12 +188,12 @@ def _diagnose(
     *,
     several: bool,
 ) -> None:
-    """Statistics of heads over the pictures that can be read."""
+    """Statistics of heads over the images that can be read."""
     pixels: list[Pixels] = []
     for item in items[:MOST_FOR_STATISTICS]:
         try:
             pixels.append(item.pixels(subject.loaded))
-        except UnreadablePictureError as error:
+        except UnreadableImageError as error:
             outcome.problem(str(error))
     if not pixels:
         return
@@ -218,8 +218,8 @@ def _stem(item: Item, job: Job, config: VisualizeConfig) -> Path:
 
 
 def _save_page_caption(item: Item, job: Job, config: VisualizeConfig) -> None:
-    facts = (("Picture", item.name), *_origin(job.subjects, config))
-    caption = Caption("A page in which the attention for a picture can be explored.", facts)
+    facts = (("Image", item.name), *_origin(job.subjects, config))
+    caption = Caption("A page in which the attention for an image can be explored.", facts)
     text = caption.text(_record(item, job, config))
     write_whole(caption_file(_stem(item, job, config)), text.encode())
 
@@ -250,7 +250,7 @@ def _listed(value: Any) -> str:
 
 
 def _record(item: Item, job: Job, config: VisualizeConfig) -> str:
-    """Stands for all that a figure depends on: settings, picture, weights."""
+    """Stands for all that a figure depends on: settings, image, weights."""
     settings = config.model_dump(mode="json", exclude=set(NOT_DRAWING))
     files = [Path(subject.loaded.source) for subject in job.subjects]
     files += [item.file] if item.file is not None else []
@@ -259,7 +259,7 @@ def _record(item: Item, job: Job, config: VisualizeConfig) -> str:
         if config.masks is not None and item.file is not None:
             files.append(mask_file(config.masks, item.file))
     asked = [[str(r) for r in subject.requests] for subject in job.subjects]
-    about = {"figure": job.label, "picture": item.name, "asked": asked}
+    about = {"figure": job.label, "image": item.name, "asked": asked}
     return record_of(about | settings, files)
 
 
@@ -273,14 +273,14 @@ def _is_there(item: Item, job: Job, config: VisualizeConfig) -> bool:
     return whole and stored_record(caption_file(stem)) == _record(item, job, config)
 
 
-def report(outcome: Outcome, pictures: int, output: Path) -> int:
-    """Say what was done; the exit code is 1 if some pictures could not be read."""
+def report(outcome: Outcome, images: int, output: Path) -> int:
+    """Say what was done; the exit code is 1 if some images could not be read."""
     kept = f", {outcome.skipped} were there already" if outcome.skipped else ""
     print(f"{outcome.written} figures are in {output}{kept}.")
     for problem in outcome.problems:
         print(f"error: {problem}", file=sys.stderr)
     if outcome.problems:
-        print(f"{len(outcome.problems)} of {pictures} pictures could not be read.", file=sys.stderr)
+        print(f"{len(outcome.problems)} of {images} images could not be read.", file=sys.stderr)
     return 1 if outcome.problems else 0
 
 
@@ -298,11 +298,11 @@ def run(loaded: Sequence[Loaded], config: VisualizeConfig) -> int:
 
 def _items(config: VisualizeConfig) -> list[Item]:
     if config.data is not None:
-        return some(items_of_data(config.data, config.split), config.pictures)
+        return some(items_of_data(config.data, config.split), config.count)
     if not config.images:
         raise ConfigError(
-            "images: which ones? For example images=photo.jpg, images=photos/, or pictures of a "
+            "images: which ones? For example images=photo.jpg, images=photos/, or images of a "
             "data set: data=shapes"
         )
-    files = find_pictures(config.images)
-    return some(items_of_files(files, config.masks, config.boxes), config.pictures)
+    files = find_images(config.images)
+    return some(items_of_files(files, config.masks, config.boxes), config.count)

@@ -78,7 +78,7 @@ def patch_of(model: nn.Module) -> Grid:
     if conv is None:
         raise CaptureError(
             f"{type(model).__name__} has no convolution that embeds patches: where its tokens lie "
-            "in the picture is not known."
+            "in the image is not known."
         )
     return int(conv.stride[0]), int(conv.stride[1])
 

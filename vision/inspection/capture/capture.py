@@ -28,7 +28,7 @@ from vision.models.layers import Grid
 from vision.models.swin import Swin
 
 Targets = int | Sequence[int] | Tensor
-"""One class for all pictures, or one for each."""
+"""One class for all images, or one for each."""
 
 
 def capture(
@@ -42,7 +42,7 @@ def capture(
     reduce: Fusion | None = None,
     verify: bool = False,
 ) -> Captured:
-    """The attention of a model for pictures (b channels height width), in evaluation mode.
+    """The attention of a model for images (b channels height width), in evaluation mode.
 
     targets: the classes that methods will ask for; the predicted ones where none are given.
     gradients: also those of the targets' logits.
@@ -65,8 +65,8 @@ def capture(
             _watching(model, recorder, facts, size),
         ):
             # A leaf that wants a gradient, so that one exists also where all weights are frozen.
-            pictures = images.detach().requires_grad_() if gradients else images
-            output = model(pictures)
+            inputs = images.detach().requires_grad_() if gradients else images
+            output = model(inputs)
             # What a model without a head returns are features and must not pass for logits.
             logits = logits_of(output) if has_head(model) else None
             found, chosen = _finish(model, recorder, logits, targets, shares)
@@ -102,11 +102,11 @@ def _check_arguments(
 ) -> None:
     if images.ndim != 4 or not images.is_floating_point():
         raise ValueError(
-            f"Expected pictures as a float tensor (batch, channels, height, width), found "
+            f"Expected images as a float tensor (batch, channels, height, width), found "
             f"{tuple(images.shape)} of {images.dtype}."
         )
     if images.shape[0] == 0:
-        raise ValueError("There are no pictures: the batch is empty.")
+        raise ValueError("There are no images: the batch is empty.")
     if gradients and reduce is not None:
         raise ValueError(
             "reduce cannot be combined with gradients, which need the weights of every head; "
@@ -187,7 +187,7 @@ def _finish(
 
 
 def chosen_classes(logits: Tensor, targets: Targets | None) -> Tensor:
-    """One class per picture: (b). Without targets, the predicted one."""
+    """One class per image: (b). Without targets, the predicted one."""
     batch, classes = logits.shape
     if targets is None:
         return logits.argmax(dim=1).detach()

@@ -93,7 +93,7 @@ class Captured:
 
     @property
     def batch(self) -> int:
-        """Number of pictures."""
+        """Number of images."""
         return self.layers[0].weights.shape[0]
 
     @property

@@ -191,7 +191,7 @@ class _AttentionMode(TorchFunctionMode):
         if weights.shape[0] != self.recorder.batch:
             raise CaptureError(
                 f"{self._name()} attends within {weights.shape[0] // self.recorder.batch} groups "
-                "of tokens per picture, and where these lie is not known for this kind of model."
+                "of tokens per image, and where these lie is not known for this kind of model."
             )
         (height, width), (y, x) = self.size, self.facts.patch
         prefix = self.facts.prefix
@@ -200,7 +200,7 @@ class _AttentionMode(TorchFunctionMode):
                 return Layout("global", prefix, grid, self.facts.patch, self.size)
         raise CaptureError(
             f"{self._name()} has {weights.shape[-1]} tokens, but {len(prefix)} prefix tokens and "
-            f"patches of {y} x {x} pixels in a picture of {height} x {width} make another number: "
+            f"patches of {y} x {x} pixels in an image of {height} x {width} make another number: "
             "where its tokens lie is not known."
         )
 
@@ -221,11 +221,11 @@ class _AttentionMode(TorchFunctionMode):
                         return self._placed(grid, window, shift, index)
         raise CaptureError(
             f"{block.name}: the order of its windows (size {window}, shift {full}) is none of "
-            "those that are known, so its tokens cannot be placed in the picture."
+            "those that are known, so its tokens cannot be placed in the image."
         )
 
     def _sources(self) -> Iterator[tuple[Tensor, Grid]]:
-        """Tokens of the first picture, row by row, that the windows may have been cut from."""
+        """Tokens of the first image, row by row, that the windows may have been cut from."""
         given = [(v, r) for r in reversed(self.stack) for v in r.values if isinstance(v, Tensor)]
         for tensor in [self.normed, *(value for value, _ in given)]:
             if tensor is None or tensor.shape[0] != self.recorder.batch:
@@ -269,7 +269,7 @@ class _AttentionMode(TorchFunctionMode):
 
 
 def _fits(tokens: Tensor, windows: Tensor, index: Tensor) -> bool:
-    """Whether the windows of the first picture are its tokens in this order."""
+    """Whether the windows of the first image are its tokens in this order."""
     if tokens.shape[-1] != windows.shape[-1] or windows.shape[1] != index.shape[1]:
         return False
     if windows.shape[0] % index.shape[0] or int(index.max()) + 1 != tokens.shape[0]:

@@ -1,4 +1,4 @@
-"""Where the tokens of an attention layer lie in the picture, so that no caller ever reshapes.
+"""Where the tokens of an attention layer lie in the image, so that no caller ever reshapes.
 
 Axes: b batch · h heads · w windows · t, s slots of a window (queries, keys) · n, m tokens (prefix
 tokens first, then cells row by row) · y, x rows and columns of the cell grid.
@@ -23,7 +23,7 @@ Box = tuple[int, int, int, int]
 """Top, left, bottom, right; the last two are outside."""
 
 PADDING = -1
-"""In an index of slots: no cell of the picture."""
+"""In an index of slots: no cell of the image."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,14 +83,14 @@ class Layout:
     def cell_at(self, pixel: tuple[int, int]) -> Cell:
         """The cell that a pixel (row, column) lies in."""
         if not all(0 <= p < size for p, size in zip(pixel, self.image_size, strict=True)):
-            raise ValueError(f"Pixel {pixel} is outside the picture of {self.image_size}.")
+            raise ValueError(f"Pixel {pixel} is outside the image of {self.image_size}.")
         return (
             min(pixel[0] // self.stride[0], self.grid[0] - 1),
             min(pixel[1] // self.stride[1], self.grid[1] - 1),
         )
 
     def box(self, cell: Cell) -> Box:
-        """The pixels of a cell, without what lies beyond the picture."""
+        """The pixels of a cell, without what lies beyond the image."""
         y, x = cell
         height, width = self.image_size
         top, left = y * self.stride[0], x * self.stride[1]
@@ -174,7 +174,7 @@ class Layout:
         return int(self.allowed[window, slot].sum())
 
     def outlines(self) -> list[Box]:
-        """The windows as they lie in the picture, in cells; one that a shift wraps comes in pieces.
+        """The windows as they lie in the image, in cells; one that a shift wraps comes in pieces.
 
         Cells of a window that the mask keeps apart are in different pieces.
         """

@@ -95,7 +95,7 @@ def pack(material: Material, *, limit: int) -> Packed:
     raise ValueError(
         f"The attention of {material.captured.model} takes at least {smallest / 1e6:.1f} MB, but "
         f"the page has room for {max(limit, 0) / 1e6:.1f} MB: raise max_megabytes, or use a "
-        "smaller picture."
+        "smaller image."
     )
 
 

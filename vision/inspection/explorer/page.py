@@ -1,4 +1,4 @@
-"""The page: picture, numbers, style and script in one HTML file that opens from disk."""
+"""The page: image, numbers, style and script in one HTML file that opens from disk."""
 
 import base64
 import html
@@ -37,7 +37,7 @@ SCRIPTS = (
 )
 """In the order in which the page runs them."""
 PICTURE_SIDE = 1024
-"""Pixels along the longer side of the stored picture, at most."""
+"""Pixels along the longer side of the stored image, at most."""
 METHODS = {
     "attention": "attention",
     "rollout": "rollout",
@@ -70,7 +70,7 @@ class PageInfo:
 def write_page(
     model: nn.Module,
     image: Tensor,
-    picture: Image.Image,
+    shown: Image.Image,
     output: Path,
     *,
     classes: Sequence[str] | None = None,
@@ -81,17 +81,17 @@ def write_page(
     title: str = "Attention",
     subtitle: str = "",
 ) -> PageInfo:
-    """Write one self-contained page in which the attention for a picture can be explored.
+    """Write one self-contained page in which the attention for an image can be explored.
 
-    image: what the model is given, (channels height width) or with a batch of one. picture: the
+    image: what the model is given, (channels height width) or with a batch of one. shown: the
     same view for the eye. classes: names in the model's order. top: how many of the most probable
-    classes can be asked for. scores: how well methods do on this picture; scores_note: what is to
+    classes can be asked for. scores: how well methods do on this image; scores_note: what is to
     be said of them, or why there are none. A model whose attention does not fit into max_megabytes
     keeps less of it, and the page says so.
     """
     begin = time.perf_counter()
     image = _single(image)
-    _check_picture(picture, image)
+    _check_image(shown, image)
     if not max_megabytes > 0:
         raise ValueError(f"max_megabytes must be above 0, found {max_megabytes}.")
     material = gather(model, image, names=classes, top=top)
@@ -103,7 +103,7 @@ def write_page(
         "scores_note": scores_note,
         "metrics": {m: METRICS[m] for row in checked.values() for m in row if m in METRICS},
     }
-    frame = _frame(title, _data_address(picture))
+    frame = _frame(title, _data_address(shown))
     budget = int(max_megabytes * 1e6) - len(frame.encode())
     packed = pack(material, limit=(budget - _header_room(material, about)) * 3 // 4)
     page = _filled(frame, packed.header | about, packed.stream)
@@ -121,21 +121,21 @@ def _single(image: Tensor) -> Tensor:
     image = image if image.ndim == 4 else image[None]
     if image.ndim != 4 or image.shape[0] != 1:
         raise ValueError(
-            f"A page shows one picture (channels, height, width), found {tuple(image.shape)}."
+            f"A page shows one image (channels, height, width), found {tuple(image.shape)}."
         )
     return image
 
 
-def _check_picture(picture: Image.Image, image: Tensor) -> None:
-    """The picture to look at shows what the model sees, if perhaps larger."""
+def _check_image(shown: Image.Image, image: Tensor) -> None:
+    """The image to look at shows what the model sees, if perhaps larger."""
     height, width = image.shape[-2:]
-    ratio = (picture.width / picture.height) / (width / height)
+    ratio = (shown.width / shown.height) / (width / height)
     # One pixel of rounding along the shorter side is no other view.
-    allowed = 0.01 + 1 / min(height, width, *picture.size)
+    allowed = 0.01 + 1 / min(height, width, *shown.size)
     if abs(math.log(ratio)) > allowed:
         raise ValueError(
-            f"The picture is {picture.width} x {picture.height}, but the model is given "
-            f"{width} x {height} (width x height), which has other proportions: pass the picture "
+            f"The image is {shown.width} x {shown.height}, but the model is given "
+            f"{width} x {height} (width x height), which has other proportions: pass the image "
             "as it is after resizing and cropping."
         )
 
@@ -150,9 +150,9 @@ def _checked_scores(scores: Scores | None) -> dict[str, dict[str, float]]:
     return checked
 
 
-def _data_address(picture: Image.Image) -> str:
-    """The picture as an address that holds it: JPEG, or PNG where it is small."""
-    shown = picture.convert("RGB")
+def _data_address(image: Image.Image) -> str:
+    """The image as an address that holds it: JPEG, or PNG where it is small."""
+    shown = image.convert("RGB")
     longest = max(shown.size)
     if longest > PICTURE_SIDE:
         factor = PICTURE_SIDE / longest
@@ -168,14 +168,14 @@ def _data_address(picture: Image.Image) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def _frame(title: str, picture: str) -> str:
+def _frame(title: str, image: str) -> str:
     """The page but for its numbers: a template whose last two places are open."""
     static = files("vision.inspection.explorer") / "static"
     script = "\n".join((static / name).read_text("utf-8") for name in SCRIPTS)
     page = Template((static / "page.html").read_text("utf-8"))
     return page.substitute(
         title=html.escape(title),
-        picture=picture,
+        image=image,
         colours=base64.b64encode(_colours()).decode(),
         style=(static / "page.css").read_text("utf-8"),
         script=f"(() => {{\n'use strict';\n{script}\n}})();",

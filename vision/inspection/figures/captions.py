@@ -22,7 +22,7 @@ class Caption:
     shows: str
     """In a sentence or two."""
     facts: tuple[tuple[str, str], ...] = ()
-    """Picture, model, layer, query, scale and so on, by name."""
+    """Image, model, layer, query, scale and so on, by name."""
     methods: tuple[str, ...] = ()
     """Each with its formula, options and reference."""
 

@@ -30,7 +30,7 @@ LABELS = {
     "prefix_mass": "share on prefix tokens",
     "self_mass": "share on the patch itself",
     "padding_mass": "share on padding",
-    "wrapped_mass": "share across the picture's edge",
+    "wrapped_mass": "share across the image's edge",
     "content": "heed to content, nats",
 }
 NAMES = ("distance", "entropy", "prefix_mass", "self_mass", "padding_mass", "wrapped_mass")
@@ -38,12 +38,12 @@ NAMES = ("distance", "entropy", "prefix_mass", "self_mass", "padding_mass", "wra
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """The statistics of every head, means over pictures."""
+    """The statistics of every head, means over images."""
 
     layers: tuple[str, ...]
     values: dict[str, list[Array]]
     """By name of the statistic and layer: (h)."""
-    pictures: int
+    images: int
 
     def table(self) -> list[dict[str, float | int | str]]:
         """A row for each head."""
@@ -56,7 +56,7 @@ class Heads:
 
 
 def gather_heads(model: nn.Module, batches: Iterable[Tensor]) -> Heads:
-    """The statistics of heads over batches of pictures (b channels height width)."""
+    """The statistics of heads over batches of images (b channels height width)."""
     sums: list[dict[str, Tensor]] = []
     content: list[Array] = []
     layers: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ def gather_heads(model: nn.Module, batches: Iterable[Tensor]) -> Heads:
             _add(total, layer)
         count += len(images)
     if count == 0:
-        raise ValueError("There are no pictures to take statistics of.")
+        raise ValueError("There are no images to take statistics of.")
     values = {name: [(total[name] / count).numpy() for total in sums] for name in NAMES}
     if content:
         values["content"] = content
@@ -103,7 +103,7 @@ def diagnostics(
             _scatter(axes, heads, key, LABELS[key])
         if not style.paper:
             figure.suptitle(
-                f"The heads of {name} (pictures: {heads.pictures})",
+                f"The heads of {name} (images: {heads.images})",
                 x=0.01, ha="left", fontsize=style.size * 1.15, weight="bold",
             )  # fmt: skip
     numbers |= {
@@ -113,13 +113,13 @@ def diagnostics(
         shows=f"Above: {what[0]}; {what[1]}; and how far every head looks on average. Below: "
         f"{'; '.join(LABELS[key] for key in below)}. One dot for each head, a line for the means.",
         facts=(
-            ("Pictures", str(heads.pictures)),
+            ("Images", str(heads.images)),
             ("Layers", ", ".join(heads.layers)),
             ("Distance", "between the centres of patches; weights over patches made to sum to 1"),
             (
                 "Content",
                 "KL divergence of attention from what positions alone would give (softmax of the "
-                "bias; without one, the mean over the pictures of the first batch); 0 is a head "
+                "bias; without one, the mean over the images of the first batch); 0 is a head "
                 "that pays no heed to content",
             ),
         ),
@@ -148,7 +148,7 @@ def heads_figure(heads: Heads, *, name: str, style: Style | None = None) -> Draw
     caption = Caption(
         shows="How far every head looks, how spread its attention is, and how much stays on the "
         "asking patch. One dot for each head.",
-        facts=(("Pictures", str(heads.pictures)), ("Layers", ", ".join(heads.layers))),
+        facts=(("Images", str(heads.images)), ("Layers", ", ".join(heads.layers))),
     )
     return Drawing(figure, style, caption, {
         f"{key}_layer{i}": v for key, layers in heads.values.items() for i, v in enumerate(layers)

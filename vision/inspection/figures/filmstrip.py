@@ -16,8 +16,8 @@ from vision.inspection.figures.parts import (
     fitted,
     note,
     shortened,
+    show_image,
     show_map,
-    show_picture,
 )
 from vision.inspection.methods.rollout import rollout_steps
 from vision.inspection.methods.token_maps import feature_components, norm_map
@@ -50,7 +50,7 @@ def film_strip(
         grid = figure.subplots(rows, columns, squeeze=False)
         for axes in grid.flat[len(steps) + 1 :]:
             axes.set_visible(False)
-        show_picture(grid.flat[0], pixels)
+        show_image(grid.flat[0], pixels)
         grid.flat[0].set_title("input", loc="left")
         for axes, (layer, values) in zip(grid.flat[1:], steps, strict=False):
             show_map(axes, pixels, values, limit)
@@ -77,7 +77,7 @@ def film_strip(
         ),
     )
     numbers = {f"into_layer{layer.number}": values for layer, values in steps}
-    return Drawing(figure, style, caption, {"picture": pixels, **numbers})
+    return Drawing(figure, style, caption, {"image": pixels, **numbers})
 
 
 def comparison(
@@ -89,7 +89,7 @@ def comparison(
     percentile: float = 99.5,
     interpolation: str = "bilinear",
 ) -> Drawing:
-    """Every method for one picture and one class, each with a scale of its own, and the features.
+    """Every method for one image and one class, each with a scale of its own, and the features.
 
     scores: by method as it was asked for, shown below its map.
     """
@@ -107,7 +107,7 @@ def comparison(
         grid = figure.subplots(rows, columns, squeeze=False)
         for axes in grid.flat[number:]:
             axes.set_visible(False)
-        show_picture(grid.flat[0], look.pixels)
+        show_image(grid.flat[0], look.pixels)
         grid.flat[0].set_title("Input", loc="left")
         if look.answers:
             best = look.answers[0]
@@ -120,14 +120,14 @@ def comparison(
             for metric, value in (scores or {}).get(str(panel.request), {}).items():
                 words.append(f"{metric.replace('_', ' ')} {value:.0f}")
             note(axes, "\n".join(words[:3]), style)
-        for axes, (title, picture, about) in zip(grid.flat[1 + len(panels) :], extra, strict=False):
-            _picture(axes, picture, look.pixels)
+        for axes, (title, image, about) in zip(grid.flat[1 + len(panels) :], extra, strict=False):
+            _image(axes, image, look.pixels)
             axes.set_title(title, loc="left")
             note(axes, about, style)
     answer = next((p.answer for p in panels if p.answer is not None), None)
     of_class = f" Maps of a class are of {answer.name}." if answer is not None else ""
     caption = Caption(
-        shows=f"Every method for one picture.{of_class}",
+        shows=f"Every method for one image.{of_class}",
         facts=(
             ("Model", look.model),
             (
@@ -141,13 +141,13 @@ def comparison(
         methods=method_lines(panels),
     )
     numbers = {str(p.request).replace(":", "_"): p.values for p in panels} | {
-        title.lower().replace(" ", "_"): picture for title, picture, _ in extra
+        title.lower().replace(" ", "_"): image for title, image, _ in extra
     }
-    return Drawing(figure, style, caption, {"picture": look.pixels, **numbers})
+    return Drawing(figure, style, caption, {"image": look.pixels, **numbers})
 
 
 def _features(captured: Captured) -> list[tuple[str, Array, str]]:
-    """Title, picture and words: norms of the last tokens, and their three main components."""
+    """Title, image and words: norms of the last tokens, and their three main components."""
     if captured.tokens is None:
         return []
     norms = norm_map(captured)
@@ -168,7 +168,7 @@ def _features(captured: Captured) -> list[tuple[str, Array, str]]:
     return found
 
 
-def _picture(axes: Axes, values: Array, pixels: Pixels) -> None:
+def _image(axes: Axes, values: Array, pixels: Pixels) -> None:
     height, width = pixels.shape[:2]
     axes.imshow(values, cmap="viridis", interpolation="nearest", extent=(0, width, height, 0))
     axes.set_anchor("N")

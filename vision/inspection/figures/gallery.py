@@ -1,11 +1,11 @@
-"""Several pictures, a row for each: input and maps of the most probable class."""
+"""Several images, a row for each: input and maps of the most probable class."""
 
 from collections.abc import Sequence
 
 from vision.inspection.explain import Look
 from vision.inspection.figures.captions import Caption, method_lines
 from vision.inspection.figures.drawing import Drawing, Style, colour_limit, new_figure
-from vision.inspection.figures.parts import fitted, note, scale_in, show_map, show_picture
+from vision.inspection.figures.parts import fitted, note, scale_in, show_image, show_map
 
 TILE = 1.5
 
@@ -17,7 +17,7 @@ def gallery(
     percentile: float = 99.5,
     title: str = "",
 ) -> Drawing:
-    """Pictures one below the other, methods side by side, one scale for each method."""
+    """Images one below the other, methods side by side, one scale for each method."""
     style = style or Style()
     requests = list({str(p.request): p.request for p in looks[0].panels}.values())
     limits = [
@@ -31,7 +31,7 @@ def gallery(
         grid = figure.add_gridspec(len(looks) + 1, len(requests) + 1, height_ratios=heights)
         for r, look in enumerate(looks):
             axes = figure.add_subplot(grid[r, 0])
-            show_picture(axes, look.pixels)
+            show_image(axes, look.pixels)
             if look.answers:
                 best = look.answers[0]
                 words = f"{best.name} {best.probability:.0%}"
@@ -47,13 +47,13 @@ def gallery(
         if title and not style.paper:
             figure.suptitle(title, x=0.01, ha="left", fontsize=style.size * 1.15, weight="bold")
     caption = Caption(
-        shows="Where the model looks: a row for each picture, with its most probable class below "
+        shows="Where the model looks: a row for each image, with its most probable class below "
         "it; maps of a class are of that one.",
         facts=(("Scale", "multiples of a uniform map, linear from 0; one scale for each method"),),
         methods=method_lines(panel for look in looks for panel in look.panels),
     )
     numbers = {
-        f"picture{i}_{str(panel.request).replace(':', '_')}": panel.values
+        f"image{i}_{str(panel.request).replace(':', '_')}": panel.values
         for i, look in enumerate(looks)
         for panel in look.panels
     }

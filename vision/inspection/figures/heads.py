@@ -26,8 +26,8 @@ from vision.inspection.figures.parts import (
     bare,
     colour_bar,
     outline,
+    show_image,
     show_map,
-    show_picture,
 )
 from vision.inspection.methods.rollout import Query, carried, seed_of, without_padding
 
@@ -46,7 +46,7 @@ def heads_sheet(
     style: Style | None = None,
     percentile: float = 99.5,
 ) -> Drawing:
-    """Heads × layers of one picture, as multiples of uniform attention, with one scale for all."""
+    """Heads × layers of one image, as multiples of uniform attention, with one scale for all."""
     style = style or Style()
     maps = [_per_head(layer, captured, query) for layer in captured.layers]
     limit, beyond = colour_limit(maps, percentile)
@@ -83,11 +83,11 @@ def heads_sheet(
         methods=("Attention: softmax(q kᵀ / √d), one row per head. Vaswani et al., NeurIPS 2017.",),
     )
     numbers = {f"layer{layer.number}": m for layer, m in zip(captured.layers, maps, strict=True)}
-    return Drawing(figure, style, caption, {"picture": pixels, **numbers})
+    return Drawing(figure, style, caption, {"image": pixels, **numbers})
 
 
 def _per_head(layer: LayerAttention, captured: Captured, query: Query) -> Array:
-    """The first picture's attention of every head, in multiples of uniform: (h y x)."""
+    """The first image's attention of every head, in multiples of uniform: (h y x)."""
     seed = seed_of(captured, query, layer=layer.number)[:1]
     dim = 1 if layer.layout.index is None else 2
     rows = []
@@ -113,7 +113,7 @@ def _tiles(
     layer: LayerAttention,
     style: Style,
 ) -> None:
-    """The heads of a layer as one picture of equal tiles with white gaps."""
+    """The heads of a layer as one image of equal tiles with white gaps."""
     height, width, gap = round(TILE_PIXELS * ratio), TILE_PIXELS, 4
     rows = -(-len(values) // columns)
     canvas = np.ones((rows * (height + gap) - gap, columns * (width + gap) - gap, 4))
@@ -153,7 +153,7 @@ def queries_sheet(
     with new_figure(style, width, height) as figure:
         grid = figure.subplots(len(places), len(layers) + 1, squeeze=False)
         for r, place in enumerate(places):
-            show_picture(grid[r, 0], pixels)
+            show_image(grid[r, 0], pixels)
             box = layers[-1].layout.box(layers[-1].layout.cell_at(place))
             outline(grid[r, 0], box, "#ffffff", 2.4)
             outline(grid[r, 0], box, "#d1495b", 1.3)
@@ -185,11 +185,11 @@ def queries_sheet(
         for r in range(len(places))
         for c, layer in enumerate(layers)
     }
-    return Drawing(figure, style, caption, {"picture": pixels, **numbers})
+    return Drawing(figure, style, caption, {"image": pixels, **numbers})
 
 
 def nine_places(image_size: tuple[int, int]) -> list[tuple[int, int]]:
-    """The centres of a picture's nine equal parts: (row, column) in pixels."""
+    """The centres of an image's nine equal parts: (row, column) in pixels."""
     height, width = image_size
     return [
         (height * (2 * y + 1) // 6, width * (2 * x + 1) // 6) for y in range(3) for x in range(3)

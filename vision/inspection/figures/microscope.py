@@ -27,7 +27,7 @@ def microscope(
 ) -> Drawing:
     """The stitched attention of the patch at a pixel (row, column) in every block.
 
-    White lines are windows as they lie in the picture; cells that share the query's window but are
+    White lines are windows as they lie in the image; cells that share the query's window but are
     masked from it, because a shift brought them together from opposite edges, are hatched.
     """
     if not captured.windowed:
@@ -62,7 +62,7 @@ def microscope(
             )  # fmt: skip
     caption = Caption(
         shows="The attention of one patch in every block, mean over heads, put back into the "
-        "picture: windows are outlined in white where they lie, their shift undone; what shares a "
+        "image: windows are outlined in white where they lie, their shift undone; what shares a "
         "window with the query but is masked from it is hatched; the query is framed in blue.",
         facts=(
             ("Query", f"the patch at pixel {place} (row, column)"),
@@ -78,7 +78,7 @@ def microscope(
         ),
     )
     numbers = {f"layer{layer.number}": m for layer, m in zip(captured.layers, maps, strict=True)}
-    return Drawing(figure, style, caption, {"picture": pixels, **numbers})
+    return Drawing(figure, style, caption, {"image": pixels, **numbers})
 
 
 def _block(
@@ -114,7 +114,7 @@ def _block(
 
 
 def _cut(values: Array, layout: Layout) -> Array:
-    """Without what lies beyond the picture."""
+    """Without what lies beyond the image."""
     height, width = layout.image_size
     return values[:height, :width]
 

@@ -1,4 +1,4 @@
-"""What figures are put together from: pictures, maps over them, bars of colours."""
+"""What figures are put together from: images, maps over them, bars of colours."""
 
 import textwrap
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from vision.inspection.figures.drawing import FAINT, Array, Style
 
 COLOURS = matplotlib.colormaps["inferno"]
 STRENGTH = 0.85
-"""Opacity of the brightest colour of a map over its picture."""
+"""Opacity of the brightest colour of a map over its image."""
 
 
 def bare(axes: Axes) -> None:
@@ -29,8 +29,8 @@ def bare(axes: Axes) -> None:
         spine.set_visible(False)
 
 
-def show_picture(axes: Axes, pixels: Pixels, *, faded: float = 0.0) -> None:
-    """A picture as the model sees it, or faded towards its own grey."""
+def show_image(axes: Axes, pixels: Pixels, *, faded: float = 0.0) -> None:
+    """An image as the model sees it, or faded towards its own grey."""
     shown = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
     if faded:
         grey = shown.mean(axis=2, keepdims=True)
@@ -42,7 +42,7 @@ def show_picture(axes: Axes, pixels: Pixels, *, faded: float = 0.0) -> None:
 
 
 def tinted(values: Array, limit: float, gamma: float = 1.0) -> Array:
-    """Colours and opacity of a map: the more of it, the less is seen of the picture below."""
+    """Colours and opacity of a map: the more of it, the less is seen of the image below."""
     share = np.clip(values / limit, 0, 1) ** gamma
     colours = COLOURS(share)
     colours[..., 3] = STRENGTH * share**0.6
@@ -52,8 +52,8 @@ def tinted(values: Array, limit: float, gamma: float = 1.0) -> Array:
 def show_map(
     axes: Axes, pixels: Pixels, values: Array, limit: float, *, gamma: float = 1.0
 ) -> None:
-    """A map over its picture. values: at any size; they are laid over the whole picture."""
-    show_picture(axes, pixels, faded=0.6)
+    """A map over its image. values: at any size; they are laid over the whole image."""
+    show_image(axes, pixels, faded=0.6)
     height, width = pixels.shape[:2]
     axes.imshow(tinted(values, limit, gamma), interpolation="nearest", extent=(0, width, height, 0))
 

@@ -1,4 +1,4 @@
-"""The overlay sheet: a picture, what a model says of it, and some methods for the top classes."""
+"""The overlay sheet: an image, what a model says of it, and some methods for the top classes."""
 
 from collections.abc import Sequence
 
@@ -15,8 +15,8 @@ from vision.inspection.figures.parts import (
     fitted,
     note,
     scale_in,
+    show_image,
     show_map,
-    show_picture,
 )
 from vision.inspection.methods.requests import Request
 
@@ -32,7 +32,7 @@ def overlay_sheet(
     interpolation: str = "bilinear",
     title: str = "",
 ) -> Drawing:
-    """Models one below the other on the same picture; each method has one scale for all of them."""
+    """Models one below the other on the same image; each method has one scale for all of them."""
     style = style or Style()
     requests = _requests(looks)
     rows = [_rows(look, requests, style) for look in looks]
@@ -112,9 +112,9 @@ def _left(
     *,
     several: bool,
 ) -> None:
-    """The picture and, below it, what the model says."""
+    """The image and, below it, what the model says."""
     axes = figure.add_subplot(grid[top, 0])
-    show_picture(axes, look.pixels)
+    show_image(axes, look.pixels)
     height, width = look.pixels.shape[:2]
     if several or not style.paper:
         axes.set_title(fitted(look.model, tile, style.size) if several else "Input")
@@ -173,7 +173,7 @@ def _numbers(looks: Sequence[Look]) -> dict[str, Array]:
     numbers: dict[str, Array] = {}
     for m, look in enumerate(looks):
         start = f"model{m}_" if len(looks) > 1 else ""
-        numbers[f"{start}picture"] = look.pixels
+        numbers[f"{start}image"] = look.pixels
         for panel in look.panels:
             name = f"{start}{str(panel.request).replace(':', '_')}"
             numbers[name if panel.answer is None else f"{name}_class{panel.answer.number}"] = (

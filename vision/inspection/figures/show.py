@@ -1,4 +1,4 @@
-"""From a picture to a figure in one call, for notebooks."""
+"""From an image to a figure in one call, for notebooks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from vision.inspection.methods.requests import parse_requests
 
 def show_attention(
     subject: Subject,
-    picture: str | Path | Image.Image | Pixels,
+    image: str | Path | Image.Image | Pixels,
     *,
     methods: Sequence[str] | None = None,
     classes: int | Sequence[int] = 3,
@@ -22,14 +22,14 @@ def show_attention(
     interpolation: Interpolation = "bilinear",
     style: Style | None = None,
 ) -> Drawing:
-    """Where a model looks in a picture. A notebook shows the result; `save` writes it.
+    """Where a model looks in an image. A notebook shows the result; `save` writes it.
 
     subject: what `vision.load` gives. methods: such as ["rollout", "attention:layer:3"]; by default
     three that suit the model. classes: so many of the most probable ones, or numbers of classes.
     """
-    named = isinstance(picture, str | Path)
-    name = str(picture) if named else "the picture"
-    content = Path(picture).read_bytes() if isinstance(picture, str | Path) else picture
+    named = isinstance(image, str | Path)
+    name = str(image) if named else "the image"
+    content = Path(image).read_bytes() if isinstance(image, str | Path) else image
     pixels = shown_pixels(subject, content, name)
     looks = look_at(
         subject,

@@ -1,4 +1,4 @@
-"""The result of a method: one map per picture."""
+"""The result of a method: one map per image."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from vision.inspection.capture.layout import Layout
 
 @dataclass(frozen=True, eq=False)
 class Maps:
-    """One map per picture, in cells."""
+    """One map per image, in cells."""
 
     values: Tensor
     """(b y x)"""
@@ -42,7 +42,7 @@ class Maps:
         return self.values / mean.masked_fill(mean == 0, 1)
 
     def to_pixels(self, mode: Literal["nearest", "bilinear"] = "bilinear") -> Tensor:
-        """The map at the picture's size: (b height width). `nearest` shows cells as they are."""
+        """The map at the image's size: (b height width). `nearest` shows cells as they are."""
         (rows, columns), (y, x) = self.layout.grid, self.layout.stride
         smooth = {"align_corners": False} if mode == "bilinear" else {}
         size = (rows * y, columns * x)

@@ -1,4 +1,4 @@
-"""One door to all methods: from a model or a capture to one map per picture."""
+"""One door to all methods: from a model or a capture to one map per image."""
 
 from typing import Any, Literal
 
@@ -37,7 +37,7 @@ def attribute(
     query: Place | Literal["pool", "cam"] | None = None,
     **options: Any,
 ) -> Maps:
-    """A map per picture by one of `METHODS`, from a model and pictures or from a capture.
+    """A map per image by one of `METHODS`, from a model and images or from a capture.
 
     target: the class of a map that is of a class; the predicted one if not given. query: a prefix
     token, a cell, "pool" (what the head sees; the default) or "cam" (cells that speak for the
@@ -115,7 +115,7 @@ def _captured(
 ) -> Captured:
     """A capture that holds no more than the method needs."""
     if images is None:
-        raise ValueError("A model needs pictures: attribute(model, images, method).")
+        raise ValueError("A model needs images: attribute(model, images, method).")
     fusion = settings.get("fusion")
     layer = settings.get("layer")
     return capture(

@@ -141,7 +141,7 @@ def fused(layer: LayerAttention, fusion: Fusion, discard: float = 0.0) -> Tensor
 
 
 def without_padding(matrix: Tensor, layout: Layout) -> Tensor:
-    """A layer's matrix with zero for keys that are no part of the picture."""
+    """A layer's matrix with zero for keys that are no part of the image."""
     if layout.index is None or not bool(layout.padding().any()):
         return matrix
     return matrix.masked_fill(layout.padding()[:, None, :], 0)

@@ -21,7 +21,7 @@ class NormMap:
     outliers: Tensor
     """Cells above `limit`: (b y x), true or false."""
     limit: Tensor
-    """Median + 6 × median absolute deviation of the cells of each picture: (b)."""
+    """Median + 6 × median absolute deviation of the cells of each image: (b)."""
     prefix: dict[str, Tensor]
     """The norms of prefix tokens: (b) each."""
 
@@ -56,7 +56,7 @@ def feature_components(captured: Captured, components: int = 3) -> Tensor:
     """Principal components of the cells' last tokens, joint over the batch: (b y x k).
 
     Each has mean 0 over the batch; the entry of largest size is positive, so that equal inputs give
-    equal pictures.
+    equal images.
     """
     tokens = last_tokens(captured)[:, len(captured.layout.prefix) :].float()
     norm = captured.ending.norm
@@ -77,7 +77,7 @@ def feature_components(captured: Captured, components: int = 3) -> Tensor:
 
 
 def logit_parts(captured: Captured, classes: Tensor, *, centred: bool) -> Tensor:
-    """How much each cell adds to the logits of one class per picture (b): (b y·x), exactly.
+    """How much each cell adds to the logits of one class per image (b): (b y·x), exactly.
 
     A linear head on a mean of tokens is a sum over tokens: y = Σ_j w · norm(x_j) / n + b. Where the
     norm follows the pooling its scale is that of the pooled token. centred: relative to the mean
@@ -94,7 +94,7 @@ def logit_parts(captured: Captured, classes: Tensor, *, centred: bool) -> Tensor
 def cam_seed(captured: Captured, classes: Tensor) -> Tensor:
     """The cells that speak for a class, as shares that sum to 1: (b 1 y·x).
 
-    All zero for a picture none of whose cells does.
+    All zero for an image none of whose cells does.
     """
     parts = logit_parts(captured, classes, centred=True).clamp_min(0)
     total = parts.sum(dim=-1, keepdim=True)

@@ -1,6 +1,6 @@
 """What kind of heads a model has, and what it knows of positions, before any class is asked for.
 
-The pictures of the ViT paper's figure 7 (Dosovitskiy et al., ICLR 2021): distances (right),
+The images of the ViT paper's figure 7 (Dosovitskiy et al., ICLR 2021): distances (right),
 position similarity (middle), patch filters (left); and for windows the bias by relative position.
 
 Axes: b batch · h heads · n tokens · w windows · t, s slots · y, x rows and columns.
@@ -34,7 +34,7 @@ class HeadStatistics:
     padding_mass: Tensor
     """Weight on padding, which some models do not mask."""
     wrapped_mass: Tensor
-    """Weight on cells at least a window away, which a shift brought around the picture's edge."""
+    """Weight on cells at least a window away, which a shift brought around the image's edge."""
 
 
 def head_statistics(captured: Captured) -> list[HeadStatistics]:
@@ -97,7 +97,7 @@ def positionality(captured: Captured, model: nn.Module) -> list[Tensor]:
 
     KL(A ‖ P), mean over the cells that ask; 0 is a head that pays no heed to content. For windows
     with a bias P is the softmax of the bias alone; elsewhere it is the mean of A over the batch,
-    which should then hold many different pictures.
+    which should then hold many different images.
     """
     biases = relative_biases(model)
     return [_divergence(layer, _bias_of(layer, biases)) for layer in captured.layers]
@@ -114,7 +114,7 @@ def _divergence(layer: LayerAttention, bias: Tensor | None) -> Tensor:
         if weights.shape[0] < 2:
             raise ValueError(
                 f"How positional the heads of {layer.name} are is measured against the mean over "
-                "pictures: capture at least two."
+                "images: capture at least two."
             )
         expected = weights.mean(dim=0, keepdim=True)
         rows = _kl(weights, expected)

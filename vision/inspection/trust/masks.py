@@ -1,4 +1,4 @@
-"""Where objects are: masks of a folder, boxes of a table, and pictures that know it themselves."""
+"""Where objects are: masks of a folder, boxes of a table, and images that know it themselves."""
 
 import csv
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from vision.config import ConfigError
-from vision.data.images.decode import decode, open_picture
+from vision.data.images.decode import decode, open_image
 from vision.data.images.transforms import evaluation_pixels
 from vision.data.sources.shapes import Scene, two_objects
 from vision.inspection.explain import Pixels, Subject, shown_pixels
@@ -19,7 +19,7 @@ COLUMNS = ("path", "left", "top", "right", "bottom")
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """A picture as the model sees it, and where its object is, if that is known."""
+    """An image as the model sees it, and where its object is, if that is known."""
 
     name: str
     pixels: Pixels
@@ -28,7 +28,7 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A picture with two objects of different classes, with a mask for each."""
+    """An image with two objects of different classes, with a mask for each."""
 
     pixels: Pixels
     labels: tuple[int, int]
@@ -36,44 +36,44 @@ class Pair:
 
 
 def shown_mask(subject: Subject, mask: Mask, name: str) -> Mask:
-    """What is left of a mask when the picture is resized and cropped for the model."""
+    """What is left of a mask when the image is resized and cropped for the model."""
     preprocess = replace(subject.preprocess, channels=1, interpolation="nearest")
-    picture = open_picture(mask.astype(np.uint8)[..., None] * 255, 1, name)
-    return evaluation_pixels(picture, preprocess)[..., 0] > 127
+    image = open_image(mask.astype(np.uint8)[..., None] * 255, 1, name)
+    return evaluation_pixels(image, preprocess)[..., 0] > 127
 
 
-def mask_file(folder: Path, picture: Path) -> Path:
-    """Where the mask of a picture is, or a ConfigError: under its name, below folders like those
-    that the picture is in if there are such.
+def mask_file(folder: Path, image: Path) -> Path:
+    """Where the mask of an image is, or a ConfigError: under its name, below folders like those
+    that the image is in if there are such.
     """
-    folders = picture.resolve().parent.parts[1:]
+    folders = image.resolve().parent.parts[1:]
     below = [folder.joinpath(*folders[number:]) for number in range(len(folders) + 1)]
-    candidates = [place / name for place in below for name in (f"{picture.stem}.png", picture.name)]
-    there = (file for file in candidates if file.is_file() and not file.samefile(picture))
+    candidates = [place / name for place in below for name in (f"{image.stem}.png", image.name)]
+    there = (file for file in candidates if file.is_file() and not file.samefile(image))
     found = next(there, None)
     if found is None:
-        raise ConfigError(f"masks: {picture} has no mask; expected {candidates[-2]}.")
+        raise ConfigError(f"masks: {image} has no mask; expected {candidates[-2]}.")
     return found
 
 
-def read_mask(folder: Path, picture: Path) -> Mask:
-    """The mask of a picture: not black on the object."""
-    found = mask_file(folder, picture)
+def read_mask(folder: Path, image: Path) -> Mask:
+    """The mask of an image: not black on the object."""
+    found = mask_file(folder, image)
     mask = np.asarray(decode(found.read_bytes(), 1, str(found))[..., 0] > 0)
-    shown = open_picture(picture.read_bytes(), 3, str(picture))
+    shown = open_image(image.read_bytes(), 3, str(image))
     height, width = mask.shape
     # Of another size it may be, but not of other proportions: what it marks would be elsewhere.
     off = abs(width * shown.height / shown.width - height)
     if off > max(1, height / shown.height):
         raise ConfigError(
-            f"masks: {found} is {width} x {height} pixels, but its picture {picture} is "
-            f"{shown.width} x {shown.height}: a mask must have the proportions of its picture."
+            f"masks: {found} is {width} x {height} pixels, but its image {image} is "
+            f"{shown.width} x {shown.height}: a mask must have the proportions of its image."
         )
     return mask
 
 
 def read_boxes(table: Path) -> dict[str, list[tuple[float, float, float, float]]]:
-    """The boxes (left, top, right, bottom) of every picture by its path as the table has it."""
+    """The boxes (left, top, right, bottom) of every image by its path as the table has it."""
     boxes: dict[str, list[tuple[float, float, float, float]]] = {}
     try:
         with table.open(encoding="utf-8-sig", newline="") as file:
@@ -98,7 +98,7 @@ def read_boxes(table: Path) -> dict[str, list[tuple[float, float, float, float]]
 
 
 def box_mask(size: tuple[int, int], boxes: Sequence[tuple[float, float, float, float]]) -> Mask:
-    """Boxes in pixels as a mask of a picture of (height, width)."""
+    """Boxes in pixels as a mask of an image of (height, width)."""
     mask = np.zeros(size, dtype=np.bool_)
     for left, top, right, bottom in boxes:
         mask[max(0, round(top)) : round(bottom), max(0, round(left)) : round(right)] = True
@@ -106,20 +106,20 @@ def box_mask(size: tuple[int, int], boxes: Sequence[tuple[float, float, float, f
 
 
 def boxes_of(
-    boxes: dict[str, list[tuple[float, float, float, float]]], picture: Path, table: Path
+    boxes: dict[str, list[tuple[float, float, float, float]]], image: Path, table: Path
 ) -> list[tuple[float, float, float, float]]:
-    """The boxes of a picture: the table may name it by its whole path or the end of it."""
+    """The boxes of an image: the table may name it by its whole path or the end of it."""
     for path, found in boxes.items():
         parts = Path(path).parts
-        if picture.parts[-len(parts) :] == parts:
+        if image.parts[-len(parts) :] == parts:
             return found
-    raise ConfigError(f"boxes: {table} has no box for {picture}.")
+    raise ConfigError(f"boxes: {table} has no box for {image}.")
 
 
 def two_object_pairs(
     subject: Subject, number: int, seed: int, classes: Sequence[str]
 ) -> list[Pair]:
-    """Pictures of the embedded data set with two objects, labelled in the model's order.
+    """Images of the embedded data set with two objects, labelled in the model's order.
 
     classes: of the embedded data set.
     """
@@ -128,7 +128,7 @@ def two_object_pairs(
     for index in range(number):
         scene: Scene = two_objects(subject.preprocess.image_size, seed, index)
         name = f"two objects {index}"
-        pixels = shown_pixels(subject, scene.picture, name)
+        pixels = shown_pixels(subject, scene.image, name)
         masks = [shown_mask(subject, mask, name) for mask in scene.masks]
         if all(mask.any() for mask in masks):
             labels = places[scene.labels[0]], places[scene.labels[1]]

@@ -1,16 +1,16 @@
 """What hiding or showing the pixels that a map names does to the answer.
 
-Pixels are ranked by the map at the size of the picture; the order of equal values is random. The
+Pixels are ranked by the map at the size of the image; the order of equal values is random. The
 share x of them that is hidden goes from 0 to 1 in equal steps. With c the class that the model
-gives the whole picture:
+gives the whole image:
 - positive perturbation: the largest values are hidden first (made black, before normalisation); the
-  area below the share of pictures that are still given class c, over x from 0 to 0.9, trapezoids, ×
+  area below the share of images that are still given class c, over x from 0 to 0.9, trapezoids, ×
   100, so that the best is near 5 and the worst 90. Lower is better.
 - negative perturbation: the smallest values are hidden first. Higher is better. As Chefer et al.
   (CVPR 2021), who count hits of the true label instead of c.
 - deletion: as positive, but the area below the probability of c, over x from 0 to 1. Lower is
   better. Petsiuk et al., BMVC 2018 (RISE).
-- insertion: the largest values are shown first, over a blurred picture (Gaussian, a tenth of the
+- insertion: the largest values are shown first, over a blurred image (Gaussian, a tenth of the
   shorter side wide); the area below the probability of c. Higher is better.
 """
 
@@ -28,14 +28,14 @@ from torchvision.transforms.v2.functional import (  # type: ignore[import-untype
 
 Map = NDArray[np.floating[Any]]
 Predict = Callable[[Tensor], Tensor]
-"""From uint8 pictures (b channels height width) to logits (b classes)."""
+"""From uint8 images (b channels height width) to logits (b classes)."""
 LAST = 0.9
 """Where the curves of positive and negative perturbation end."""
 
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """Of one picture, by step: (steps + 1)."""
+    """Of one image, by step: (steps + 1)."""
 
     positive: Map
     """Probability of the class while the largest values are hidden first."""
@@ -46,17 +46,17 @@ class Curves:
 
 
 def perturb(
-    predict: Predict, picture: Tensor, values: Map, target: int, *, steps: int, seed: list[int]
+    predict: Predict, image: Tensor, values: Map, target: int, *, steps: int, seed: list[int]
 ) -> Curves:
-    """The curves of one map of one uint8 picture (channels height width)."""
+    """The curves of one map of one uint8 image (channels height width)."""
     order = ranked(values, seed)
     shares = np.linspace(0, 1, steps + 1)
-    black = torch.zeros_like(picture)
-    blurred = blur(picture)
+    black = torch.zeros_like(image)
+    blurred = blur(image)
     batches = [
-        _mixed(picture, black, order, shares),
-        _mixed(picture, black, order[::-1], shares),
-        _mixed(blurred, picture, order, shares),
+        _mixed(image, black, order, shares),
+        _mixed(image, black, order[::-1], shares),
+        _mixed(blurred, image, order, shares),
     ]
     with torch.no_grad():
         chances = predict(torch.cat(batches)).float().softmax(1).cpu()
@@ -92,16 +92,16 @@ def _trapezoids(heights: Map, places: Map) -> float:
     return float(np.sum((heights[1:] + heights[:-1]) / 2 * np.diff(places)))
 
 
-def blur(picture: Tensor) -> Tensor:
-    """A picture in which small things cannot be told any more."""
-    sigma = min(picture.shape[-2:]) / 10
-    half = min(int(3 * sigma) + 1, min(picture.shape[-2:]) - 1)
-    blurred: Tensor = gaussian_blur(picture, [2 * half + 1, 2 * half + 1], [sigma, sigma])
+def blur(image: Tensor) -> Tensor:
+    """An image in which small things cannot be told any more."""
+    sigma = min(image.shape[-2:]) / 10
+    half = min(int(3 * sigma) + 1, min(image.shape[-2:]) - 1)
+    blurred: Tensor = gaussian_blur(image, [2 * half + 1, 2 * half + 1], [sigma, sigma])
     return blurred
 
 
 def _mixed(before: Tensor, after: Tensor, order: NDArray[np.int64], shares: Map) -> Tensor:
-    """Pictures in which the first pixels of an order have changed: (steps channels y x)."""
+    """Images in which the first pixels of an order have changed: (steps channels y x)."""
     rank = torch.empty(len(order), dtype=torch.int64)
     rank[torch.from_numpy(order.copy())] = torch.arange(len(order))
     limits = torch.from_numpy(np.rint(shares * len(order)).astype(np.int64))

@@ -1,6 +1,6 @@
 """How well maps show where an object is: numbers from maps and masks, nothing else.
 
-Maps and masks are at the size of the picture. Negative values of a map count as nothing. A map that
+Maps and masks are at the size of the image. Negative values of a map count as nothing. A map that
 says nothing (all values equal) counts as a uniform one, so that no metric rewards silence.
 
 Definitions
@@ -8,10 +8,10 @@ Definitions
   (Zhang et al., IJCV 2018, without their tolerance of 15 pixels).
 - energy: the share of the map's sum that lies on the object (Wang et al., CVPR Workshops 2020).
 - pixel accuracy, mIoU: the map is cut at its own mean; pixels, intersections and unions are pooled
-  over all pictures, and mIoU is the mean over object and background.
-- mAP: average precision of one picture's pixels, those of the background joined to them with
-  1 - map, of the map scaled to 0…1; mean over pictures. These three as Chefer et al., CVPR 2021.
-- separation: of a picture with two objects, whether the map of one class has more of its sum on
+  over all images, and mIoU is the mean over object and background.
+- mAP: average precision of one image's pixels, those of the background joined to them with
+  1 - map, of the map scaled to 0…1; mean over images. These three as Chefer et al., CVPR 2021.
+- separation: of an image with two objects, whether the map of one class has more of its sum on
   that class's object than on the other's; a tie counts as one half.
 """
 
@@ -42,7 +42,7 @@ def energy(values: Map, mask: Mask) -> float:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Counts of pixels, which can be added up over pictures."""
+    """Counts of pixels, which can be added up over images."""
 
     correct: int
     pixels: int
@@ -76,7 +76,7 @@ def overlap(values: Map, mask: Mask) -> Overlap:
 
 
 def pooled(counts: Sequence[Overlap]) -> Overlap:
-    """The counts of several pictures as one."""
+    """The counts of several images as one."""
     return Overlap(
         correct=sum(c.correct for c in counts),
         pixels=sum(c.pixels for c in counts),
@@ -117,7 +117,7 @@ def random_map(grid: tuple[int, int], seed: Sequence[int]) -> Map:
 
 
 def centre_map(grid: tuple[int, int]) -> Map:
-    """A Gaussian around the middle, a quarter of the picture wide: what a photographer does."""
+    """A Gaussian around the middle, a quarter of the image wide: what a photographer does."""
     rows, columns = grid
     y = (np.arange(rows) + 0.5) / rows - 0.5
     x = (np.arange(columns) + 0.5) / columns - 0.5

@@ -44,7 +44,7 @@ METRICS = {
 """All in percent; see `scores` and `perturbation` for what each is."""
 BASELINES = ("random", "centre")
 CHUNK = 128
-"""Pictures in a forward pass."""
+"""Images in a forward pass."""
 Advance = Callable[[int], None]
 
 
@@ -57,7 +57,7 @@ class _Tally:
     curves: list[Curves] = field(default_factory=list)
 
     def add(self, values: Map, mask: Mask | None, curves: Curves | None) -> None:
-        """One picture."""
+        """One image."""
         if curves is not None:
             self.curves.append(curves)
         if mask is not None:
@@ -67,7 +67,7 @@ class _Tally:
             self.overlaps.append(overlap(values, mask))
 
     def add_pair(self, values: Map, asked: Mask, other: Mask) -> None:
-        """One class of a picture with two objects."""
+        """One class of an image with two objects."""
         self.numbers["pair_pointing"].append(pointing(values, asked))
         self.numbers["separation"].append(separation(values, asked, other))
 
@@ -100,23 +100,23 @@ def score(
 ) -> dict[str, dict[str, float]]:
     """Every metric that can be had, by method as it was asked for; baselines come first.
 
-    Maps are of the class that the model gives a picture; of pictures with two objects, of both.
-    steps: how many it takes to hide a picture; None: only compare maps with masks.
+    Maps are of the class that the model gives an image; of images with two objects, of both.
+    steps: how many it takes to hide an image; None: only compare maps with masks.
     """
     if not samples and not pairs:
-        raise ValueError("There are no pictures to score maps on.")
+        raise ValueError("There are no images to score maps on.")
     if steps is None and any(sample.mask is None for sample in samples):
-        raise ValueError("Without steps all that can be scored are pictures that have a mask.")
+        raise ValueError("Without steps all that can be scored are images that have a mask.")
     tallies = {name: _Tally() for name in (*BASELINES, *map(str, requests))}
     predict = _predictor(subject)
     with static_bias(subject.model):
         for start, sample, values, target in _maps(subject, samples, requests, batch_size, seed):
-            picture = torch.from_numpy(sample.pixels.copy()).movedim(-1, 0)
+            image = torch.from_numpy(sample.pixels.copy()).movedim(-1, 0)
             for name, one in values.items():
                 curves = None
                 if steps is not None:
                     target = _need_class(target)
-                    curves = perturb(predict, picture, one, target, steps=steps, seed=[seed, start])
+                    curves = perturb(predict, image, one, target, steps=steps, seed=[seed, start])
                 tallies[name].add(one, sample.mask, curves)
             if advance is not None:
                 advance(1)
@@ -163,7 +163,7 @@ def _pair_maps(
     batch_size: int,
     seed: int,
 ) -> Iterator[tuple[str, Map, Mask, Mask]]:
-    """For each method, picture and class: name, map, mask of the class, mask of the other."""
+    """For each method, image and class: name, map, mask of the class, mask of the other."""
     for start in range(0, len(pairs), batch_size):
         part = pairs[start : start + batch_size]
         targets = torch.tensor([pair.labels for pair in part])
@@ -183,7 +183,7 @@ def _pair_maps(
 
 
 def _baselines(pixels: Pixels, grid: tuple[int, ...], seed: list[int]) -> dict[str, Map]:
-    """Maps that know nothing of the model, on its grid, at the size of the picture."""
+    """Maps that know nothing of the model, on its grid, at the size of the image."""
     size = (grid[0], grid[1])
     cells = {"random": random_map(size, seed), "centre": centre_map(size)}
     return {name: _enlarged(values, pixels.shape[:2]) for name, values in cells.items()}
@@ -196,11 +196,11 @@ def _enlarged(values: Map, size: tuple[int, ...]) -> Map:
 
 
 def _predictor(subject: Subject) -> Callable[[Tensor], Tensor]:
-    """From uint8 pictures to logits, a chunk at a time."""
+    """From uint8 images to logits, a chunk at a time."""
 
-    def predict(pictures: Tensor) -> Tensor:
+    def predict(images: Tensor) -> Tensor:
         outputs = []
-        for part in pictures.split(CHUNK):
+        for part in images.split(CHUNK):
             pixels = list(part.movedim(1, -1).numpy())
             outputs.append(subject.model(as_batch(subject, pixels)))
         return torch.cat(outputs)

@@ -57,7 +57,7 @@ class SinCos2d(nn.Module):
 
 
 class FourierPositions(nn.Module):
-    """Sines and cosines of the coordinates, from one wave per picture up to the grid's Nyquist
+    """Sines and cosines of the coordinates, from one wave per image up to the grid's Nyquist
     frequency, mapped to the width of the model by a learned layer (Perceiver, Jaegle et al., ICML
     2021).
     """

@@ -1,4 +1,4 @@
-"""Where a model that is being trained looks: figures of fixed validation pictures in its folder."""
+"""Where a model that is being trained looks: figures of fixed validation images in its folder."""
 
 import io
 import json
@@ -24,7 +24,7 @@ from vision.inspection.figures.gallery import gallery
 from vision.models.layers import Classifier
 
 PICTURES = 8
-"""Most validation pictures that are drawn; head statistics are taken over the same ones."""
+"""Most validation images that are drawn; head statistics are taken over the same ones."""
 
 
 class _Trained:
@@ -56,10 +56,10 @@ def draw_attention(
     *,
     write: bool = True,
 ) -> dict[str, Image.Image]:
-    """Draw what the model looks at in the first of some uint8 pictures (b channels height width).
+    """Draw what the model looks at in the first of some uint8 images (b channels height width).
 
     Writes attention/step_<step>.png with overlays, attention/heads_<step>.png, and a line for every
-    head in attention/heads.jsonl, and returns the two pictures by name for a tracker. All processes
+    head in attention/heads.jsonl, and returns the two images by name for a tracker. All processes
     of a run must call this together where weights are spread over them; one of them writes.
     """
     subject = _Trained(model, classes, preprocess)

@@ -37,8 +37,8 @@ class Log:
         if self.wandb_run is not None:
             self.wandb_run.log({"step": step, **{f"{split}/{k}": v for k, v in numbers.items()}})
 
-    def picture(self, step: int, name: str, image: "Image") -> None:
-        """A picture, for wandb alone."""
+    def image(self, step: int, name: str, image: "Image") -> None:
+        """An image, for wandb alone."""
         if self.wandb_run is not None:
             import wandb
 

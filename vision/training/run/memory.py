@@ -1,4 +1,4 @@
-"""Memory: how many pictures a device takes at once, and what to say when it takes no more."""
+"""Memory: how many images a device takes at once, and what to say when it takes no more."""
 
 import resource
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def memory_advice(micro_batch: int, device: torch.device) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise OutOfMemoryError(
-            f"out of memory at {micro_batch} pictures per device (peak {_peak(device):.1f} GiB). "
+            f"out of memory at {micro_batch} images per device (peak {_peak(device):.1f} GiB). "
             f"{_advice(micro_batch)}"
         ) from error
 
@@ -49,20 +49,19 @@ def largest_that_fits(
         if device.type == "cuda":
             torch.cuda.empty_cache()
     raise OutOfMemoryError(
-        f"out of memory with a single picture per device (peak {_peak(device):.1f} GiB). "
-        f"{_advice(1)}"
+        f"out of memory with a single image per device (peak {_peak(device):.1f} GiB). {_advice(1)}"
     )
 
 
 def _fits(size: int, model: Classifier, setup: Setup, preprocess: Preprocess) -> bool:
-    """Whether a forward and backward pass with so many pictures has memory enough."""
+    """Whether a forward and backward pass with so many images has memory enough."""
     nothing = torch.zeros(size, dtype=torch.int64)
-    pictures = torch.zeros((size, preprocess.channels, *preprocess.image_size), dtype=torch.uint8)
+    images = torch.zeros((size, preprocess.channels, *preprocess.image_size), dtype=torch.uint8)
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     scaler = torch.amp.GradScaler(setup.world.device.type, enabled=False)
     try:
         with _reserved_for_later(model, setup):
-            batch = Batch(pictures, labels=nothing, ids=nothing, epoch=0, failures=())
+            batch = Batch(images, labels=nothing, ids=nothing, epoch=0, failures=())
             forward_backward(model, [batch], setup, scaler, step=0)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -106,5 +105,5 @@ def _advice(micro_batch: int) -> str:
         )
     return (
         "Try model.checkpoint_activations=true, precision=bf16, parallel=fsdp on several devices, "
-        "or smaller pictures (data.image_size)."
+        "or smaller images (data.image_size)."
     )

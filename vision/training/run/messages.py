@@ -93,7 +93,7 @@ class Reporter:
             self.say(f"{place}  {self.latest}")
 
     def evaluation(self, job: "Job", split: str, numbers: Mapping[str, float]) -> None:
-        """The numbers on validation pictures."""
+        """The numbers on validation images."""
         self.say(
             f"step {job.state.step}/{job.plan.total}  {split}: loss {numbers['loss']:.4f}  "
             f"top-1 {numbers['top1']:.2%}  top-5 {numbers['top5']:.2%}"
@@ -109,7 +109,7 @@ class Reporter:
         self.say(f"\nFinished. Best {metric}: {best}. The run is in {folder}.")
         commands = {
             f"python eval.py checkpoint={folder}": "evaluate its best checkpoint",
-            f"vision predict checkpoint={folder} images=photos/": "classify your own pictures",
+            f"vision predict checkpoint={folder} images=photos/": "classify your own images",
             f"vision visualize checkpoint={folder} images=photos/ page=true": "see where it looks",
             f"vision export checkpoint={folder} format=onnx": "use it elsewhere",
         }
@@ -141,7 +141,7 @@ def _summary(job: "Job") -> dict[str, str]:
         )
     return {
         "model": f"{job.state.notes['model']['kind']}, {parameters:,} parameters{part}",
-        "data": f"{config.data.kind}, {len(train):,} + {len(val):,} pictures of "
+        "data": f"{config.data.kind}, {len(train):,} + {len(val):,} images of "
         f"{height} × {width}, {len(train.classes)} classes",
         "preprocess": _preprocess(job.preprocess),
         "batch": f"{config.batch_size} = {job.micro_batch} per device × {world.size} device"

@@ -3,13 +3,13 @@
 outputs/<name>/
     config.json    the settings that run
     status.json    running | finished | preempted | failed, at which step of how many; seconds that
-                   the run has taken, parameters of its model, pictures that a device takes at once
+                   the run has taken, parameters of its model, images that a device takes at once
     metrics.jsonl  every number, one line per event: the truth that loggers get copies of
     load_report.json  what became of the weights that the run started from, if it did from any
     features/      of a probe: what it is trained on; see features.py
     probe/         the run before this one, if probe_first asks for it
-    split.csv      of a folder of pictures: which one is in which split
-    skipped-0.jsonl  pictures that process 0 could not read, if there were any
+    split.csv      of a folder of images: which one is in which split
+    skipped-0.jsonl  images that process 0 could not read, if there were any
     .lock          which process trains this run; see lock.py
     checkpoints/   step_….safetensors and best.safetensors
 """
@@ -82,12 +82,12 @@ class Run:
 
     @property
     def split(self) -> Path:
-        """Which picture of a folder is in which split."""
+        """Which image of a folder is in which split."""
         return self.folder / "split.csv"
 
     def note_skipped(self, rank: int, names: Mapping[str, str]) -> None:
-        """List the pictures that a process could not read, with the reasons."""
-        lines = [json.dumps({"picture": name, "reason": names[name]}) for name in sorted(names)]
+        """List the images that a process could not read, with the reasons."""
+        lines = [json.dumps({"image": name, "reason": names[name]}) for name in sorted(names)]
         if lines:
             _replace(self.folder / f"skipped-{rank}.jsonl", "".join(f"{x}\n" for x in lines))
 

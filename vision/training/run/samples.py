@@ -1,4 +1,4 @@
-"""Pictures for the log: what the model is trained on, and what it says of validation pictures."""
+"""Images for the log: what the model is trained on, and what it says of validation images."""
 
 import torch
 from PIL import Image
@@ -10,7 +10,7 @@ from vision.training.job import Job
 from vision.training.step import autocast, inputs
 
 TRAINING, VALIDATION = 32, 16
-"""Most pictures on a sheet."""
+"""Most images on a sheet."""
 
 
 def training_sheet(job: Job, batch: Batch) -> Image.Image:
@@ -27,7 +27,7 @@ def training_sheet(job: Job, batch: Batch) -> Image.Image:
 
 @torch.no_grad()
 def prediction_sheet(job: Job, batch: Batch) -> Image.Image:
-    """Validation pictures over their label and what the model says. All processes must call this
+    """Validation images over their label and what the model says. All processes must call this
     together: weights may be spread over them.
     """
     shown = (batch.ids >= 0).nonzero().flatten()[:VALIDATION]

@@ -1,12 +1,12 @@
 """A linear probe whose features are computed once: an epoch then costs what the head costs.
 
-The features of all training and validation pictures, as an evaluation sees them, lie in the run's
+The features of all training and validation images, as an evaluation sees them, lie in the run's
 folder as arrays that are read where they lie:
 
-    features/train.npy, val.npy   float32 (pictures, width), in the order of the data
+    features/train.npy, val.npy   float32 (images, width), in the order of the data
     features/index.json           what they are of; arrays that are of something else are made anew
 
-A batch of features takes the place of a batch of pictures with one pixel and `width` channels, so
+A batch of features takes the place of a batch of images with one pixel and `width` channels, so
 that order, steps, metrics and resuming are those of any other run.
 """
 
@@ -44,7 +44,7 @@ AS_IT_IS = Preprocess((1, 1), 1, (0.0,), (1 / 255,), "nearest", 1.0, {})
 
 
 class HeadOnly(nn.Module):
-    """The classifying layer of a model, given pooled features in place of pictures."""
+    """The classifying layer of a model, given pooled features in place of images."""
 
     def __init__(self, model: Classifier) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class HeadOnly(nn.Module):
 
 
 class FeatureLoader(Loader):
-    """Batches of stored features, for the same requests as batches of pictures."""
+    """Batches of stored features, for the same requests as batches of images."""
 
     def __init__(
         self, loader: Loader, features: NDArray[np.float32], unreadable: Iterable[int]
@@ -87,7 +87,7 @@ class FeatureLoader(Loader):
             yield Batch(images, torch.from_numpy(labels), torch.from_numpy(ids), request.epoch, ())
 
     def _readable(self, epoch: int, index: int, use: int) -> int:
-        """The picture itself or, as without stored features, another one in its place."""
+        """The image itself or, as without stored features, another one in its place."""
         if index not in self.failures:
             return index
         if self.recipe.augment is None:
@@ -128,7 +128,7 @@ def use_features(job: "Job", counting: Counting) -> str:
         entry = world.from_main(_stored(folder, split, expected[split]))
         if entry is None:
             count = len(loader.source)
-            with counting(f"Features of {count:,} pictures ({split})", count) as advance:
+            with counting(f"Features of {count:,} images ({split})", count) as advance:
                 unreadable = _compute(job, model, loader, folder / f"{split}.npy", advance)
             entry = {"fingerprint": expected[split], "unreadable": unreadable}
             if world.main:
@@ -147,9 +147,9 @@ def use_features(job: "Job", counting: Counting) -> str:
 def _compute(
     job: "Job", model: Classifier, loader: Loader, path: Path, advance: Callable[[int], None]
 ) -> list[int]:
-    """Store the features of all pictures; returns the pictures that could not be read.
+    """Store the features of all images; returns the images that could not be read.
 
-    Every process computes a share, the main one writes. `advance` is told of pictures done.
+    Every process computes a share, the main one writes. `advance` is told of images done.
     """
     world, count = job.world, len(loader.source)
     plain = Loader(
@@ -238,9 +238,9 @@ def _pooled(job: "Job", model: Classifier, batch: Batch, checks: bool) -> Tensor
 def _all_rows(
     world: World, pooled: Tensor, ids: Tensor
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """The features of all processes in the order of the data, and which pictures were readable.
+    """The features of all processes in the order of the data, and which images were readable.
 
-    Process r has every `size`-th picture from the r-th on, as evaluation shares them out.
+    Process r has every `size`-th image from the r-th on, as evaluation shares them out.
     """
     count, width = pooled.shape
     rows = pooled.new_zeros(count, world.size, width + 1)
@@ -263,7 +263,7 @@ def _digest_weights(model: Classifier) -> str:
 
 
 def _fingerprint(trunk: str, config: TrainConfig, preprocess: Preprocess, source: Source) -> str:
-    """Of weights, pictures and what is done to the pictures."""
+    """Of weights, images and what is done to the images."""
     values = {name: v for name, v in vars(preprocess).items() if name != "origin"}
     plain = [trunk, config.precision, values, config.data.model_dump(mode="json")]
     digest = hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode())

@@ -189,7 +189,7 @@ function carryColumn(layout, values, offset, seed, keep) {
   return out;
 }
 
-// The mass that a query's row puts on slots which are no part of the picture.
+// The mass that a query's row puts on slots which are no part of the image.
 function paddingMass(layer, offset, seed) {
   const { size, index, slot, padded } = layer.layout;
   let mass = 0;

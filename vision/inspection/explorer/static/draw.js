@@ -1,6 +1,6 @@
-// Drawing: the large picture and the colour scale.
+// Drawing: the large image and the colour scale.
 
-const BAND = 11; // pixels beside the picture where padding is shown
+const BAND = 11; // pixels beside the image where padding is shown
 
 function readColours(text) {
   const letters = atob(text.trim());
@@ -54,7 +54,7 @@ function heaviest(cells, mass) {
   return kept;
 }
 
-// The scaled picture, kept between renders.
+// The scaled image, kept between renders.
 function background(page, width, height) {
   const ratio = window.devicePixelRatio || 1;
   const key = `${width} ${height} ${ratio}`;
@@ -68,14 +68,14 @@ function background(page, width, height) {
   return canvas;
 }
 
-function drawPicture(page, shown) {
+function drawImage(page, shown) {
   const { model, state, elements } = page;
   const [height, width] = model.header.image_size;
   const band = model.layers.some((layer) => layer.layout.padded) ? BAND : 0;
   const room = Math.min(page.sizes().stage - band, (Math.max(240, window.innerHeight * 0.6) - band) * (width / height));
   const scale = Math.max(0.1, room / width);
   page.scale = scale;
-  const context = fitCanvas(elements.picture, width * scale + band, height * scale + band);
+  const context = fitCanvas(elements.image, width * scale + band, height * scale + band);
   context.save();
   context.beginPath();
   context.rect(0, 0, width * scale, height * scale);
@@ -99,7 +99,7 @@ function drawOverlay(page, context, { layout, cells, signed, high, kept }) {
     const entry = 3 * Math.round(signed ? 127.5 + 127.5 * part : 255 * part);
     for (let band = 0; band < 3; band++) image.data[4 * cell + band] = table[entry + band];
     part = Math.abs(part);
-    // Small values darken the picture a little, so that large ones stand out.
+    // Small values darken the image a little, so that large ones stand out.
     image.data[4 * cell + 3] = 255 * opacity * (signed ? 0.1 + 0.9 * part : 0.45 + 0.55 * part);
   }
   scratch.context.putImageData(image, 0, 0);
@@ -181,7 +181,7 @@ function drawLineage(page, context, layout) {
   }
 }
 
-// A hatched band along the edges at which the query's window hangs over the picture.
+// A hatched band along the edges at which the query's window hangs over the image.
 function drawPadding(page, context, width, height) {
   const { state } = page;
   const layout = page.queryLayout();

@@ -4,7 +4,7 @@ const KEYS = [
   ['← →', 'previous or next head'], ['↑ ↓', 'previous or next layer'],
   ['Shift + arrows', 'move the query by one cell'], ['Enter', 'pin the query, or let it go'],
   ['Click', 'pin; a second click compares two queries'], ['Escape', 'back to the pooled output'],
-  ['Space', 'map over the picture on or off'], ['R', 'attention or rollout'],
+  ['Space', 'map over the image on or off'], ['R', 'attention or rollout'],
   ['D', 'where it looks, or who looks at it'], ['C', 'next class'], ['M', 'mute the chosen head'],
   ['W', 'windows, masks and lineage'], ['S', 'save this view as PNG'], ['U', 'copy a link to this view'],
   ['T', 'light or dark'], ['?', 'this help'],
@@ -17,7 +17,7 @@ function buildHelp(page) {
     make('h2', { id: 'help-title', text: 'Keys' }),
     make('dl', { class: 'keys' }, ...KEYS.map(([key, text]) => make('div', {},
       make('dt', {}, make('kbd', { text: key })), make('dd', { text })))),
-    make('p', { class: 'quiet', text: 'Move the pointer over the picture: the cell under it becomes the query and every small map redraws. Click a small map to enlarge it; Shift and click mutes its head.' }),
+    make('p', { class: 'quiet', text: 'Move the pointer over the image: the cell under it becomes the query and every small map redraws. Click a small map to enlarge it; Shift and click mutes its head.' }),
     close);
 }
 
@@ -36,7 +36,7 @@ function buildMethodsTab(page) {
     make('section', { class: 'prose' },
       make('h2', { text: 'Can these maps be believed?' }),
       make('p', { text: 'A map of attention says where information may have flowed, not why the model decided. Compare a method with the random and the centre baseline before you draw a conclusion from it, and prefer statements that several methods agree on.' })),
-    make('section', {}, make('h2', { text: 'Scores on this picture' }), ...scoreSection(header)),
+    make('section', {}, make('h2', { text: 'Scores on this image' }), ...scoreSection(header)),
     make('section', {}, make('h2', { text: 'Methods' }), make('div', { class: 'cards' }, ...cards)),
     make('section', { class: 'prose' },
       make('h2', { text: 'What this page keeps' }),
@@ -53,21 +53,21 @@ const COLUMNS = {
   positive: 'how long the answer stays when the map’s strongest pixels are hidden first (area, 0 to 90)',
   negative: 'how long the answer stays when its weakest pixels are hidden first (area, 0 to 90)',
   deletion: 'the mean probability of the class while the strongest pixels are hidden',
-  insertion: 'the mean probability of the class while the strongest pixels come back into a blurred picture',
+  insertion: 'the mean probability of the class while the strongest pixels come back into a blurred image',
 };
 
-// What was measured on this picture, and what to make of it.
+// What was measured on this image, and what to make of it.
 function scoreSection({ scores, scores_note: said, metrics }) {
   const note = said ? [make('p', { class: 'quiet', id: 'scores-note', text: said })] : [];
   if (!Object.keys(scores).length) {
-    return [make('p', { text: 'No method was scored on this picture.' }), ...note];
+    return [make('p', { text: 'No method was scored on this image.' }), ...note];
   }
   const known = Object.keys(metrics).filter((metric) => metric in COLUMNS);
   const meaning = known.length ? [make('details', {}, make('summary', { text: 'What the columns say' }),
     make('dl', { class: 'columns' }, ...known.map((metric) => make('div', {},
       make('dt', { text: metrics[metric] }), make('dd', { text: COLUMNS[metric] })))))] : [];
   return [
-    make('p', { class: 'prose', text: 'In percent; arrows say which way is better. Maps of a class are those of the most probable one, with the settings that this page starts with. One picture proves little: a method that is not ahead of the baselines here may be on others.' }),
+    make('p', { class: 'prose', text: 'In percent; arrows say which way is better. Maps of a class are those of the most probable one, with the settings that this page starts with. One image proves little: a method that is not ahead of the baselines here may be on others.' }),
     scoreTable(scores, metrics), ...meaning, ...note];
 }
 

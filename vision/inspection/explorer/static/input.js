@@ -1,7 +1,7 @@
 // Pointer and keyboard, and the functions that tests call.
 
 function pixelAt(page, event) {
-  const box = page.elements.picture.getBoundingClientRect();
+  const box = page.elements.image.getBoundingClientRect();
   const [height, width] = page.model.header.image_size;
   const pixel = [(event.clientY - box.top) / page.scale, (event.clientX - box.left) / page.scale];
   return pixel[0] >= 0 && pixel[1] >= 0 && pixel[0] < height && pixel[1] < width ? pixel : null;
@@ -98,7 +98,7 @@ function keyPressed(page, event) {
     c: () => page.update({ klass: (state.klass + 1) % Math.max(1, model.header.classes.length) }),
     m: () => toggleMute(page, state.layer, state.head),
     w: () => page.update({ outlines: !state.outlines }),
-    s: () => savePicture(page),
+    s: () => saveImage(page),
     u: () => copyLink(page),
     t: () => page.update({ theme: document.documentElement.dataset.theme === 'dark' ? 'light' : 'dark' }),
     '?': () => elements.help.showModal(),
@@ -115,9 +115,9 @@ function keyPressed(page, event) {
 
 function listen(page) {
   const { elements } = page;
-  elements.picture.addEventListener('pointermove', (event) => pointed(page, event));
-  elements.picture.addEventListener('pointerleave', () => left(page));
-  elements.picture.addEventListener('click', (event) => clicked(page, event));
+  elements.image.addEventListener('pointermove', (event) => pointed(page, event));
+  elements.image.addEventListener('pointerleave', () => left(page));
+  elements.image.addEventListener('click', (event) => clicked(page, event));
   elements.tiles.addEventListener('click', (event) => {
     const box = tileAt(page, event);
     if (!box) return;
@@ -147,7 +147,7 @@ function listen(page) {
     document.getElementById(`tab-${tab}`).addEventListener('click', () => page.update({ tab }));
   }
   const press = (id, action) => document.getElementById(id).addEventListener('click', action);
-  press('save', () => savePicture(page));
+  press('save', () => saveImage(page));
   press('link', () => copyLink(page));
   press('theme', () => page.update({ theme: document.documentElement.dataset.theme === 'dark' ? 'light' : 'dark' }));
   press('help-open', () => elements.help.showModal());
@@ -173,7 +173,7 @@ function createApi(page) {
     lineage: (pixel) => lineage(page, pixel).map(({ cell }) => cell),
     shown: () => (page.shown ? { ...page.shown, layout: undefined, grid: page.shown.layout.grid, cells: Array.from(page.shown.cells) } : null),
     pixelOnScreen: (pixel) => {
-      const box = page.elements.picture.getBoundingClientRect();
+      const box = page.elements.image.getBoundingClientRect();
       return [box.left + pixel[1] * page.scale, box.top + pixel[0] * page.scale];
     },
     tileOnScreen: (layer, head) => {

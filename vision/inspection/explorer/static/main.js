@@ -1,7 +1,7 @@
 // Puts the page together: reads the numbers, listens, renders.
 
 const NAMES = {
-  picture: 'picture', stage: 'stage', tiles: 'tiles', scale: 'scale', strip: 'strip', readout: 'readout',
+  image: 'image', stage: 'stage', tiles: 'tiles', scale: 'scale', strip: 'strip', readout: 'readout',
   classes: 'classes', classesBox: 'classes-box', method: 'method', row: 'direction-row',
   column: 'direction-column', methodSettings: 'method-settings', displaySettings: 'display-settings',
   source: 'source', help: 'help', methodsTab: 'methods', explore: 'explore', what: 'what', whose: 'whose',
@@ -113,7 +113,7 @@ function render(page) {
     syncTabs(page);
   }
   if (state.tab === 'explore') {
-    drawPicture(page, page.shown);
+    drawImage(page, page.shown);
     if (changed) {
       drawScale(page, page.shown);
       drawTiles(page);
@@ -209,11 +209,11 @@ async function copyLink(page) {
   }
 }
 
-// The picture with its legend and its words, as a file.
-function composePicture(page) {
+// The image with its legend and its words, as a file.
+function composeImage(page) {
   const { elements, theme } = page;
   const ratio = window.devicePixelRatio || 1;
-  const [wide, high] = [elements.picture.width, elements.picture.height];
+  const [wide, high] = [elements.image.width, elements.image.height];
   const canvas = document.createElement('canvas');
   const lines = [
     `${elements.what.textContent} · ${elements.whose.textContent}`,
@@ -229,7 +229,7 @@ function composePicture(page) {
   canvas.height = high + 3 * margin + 14 * ratio + 18 * ratio * wrapped.length;
   context.fillStyle = getComputedStyle(document.body).backgroundColor;
   context.fillRect(0, 0, canvas.width, canvas.height);
-  context.drawImage(elements.picture, margin, margin);
+  context.drawImage(elements.image, margin, margin);
   context.drawImage(elements.scale, margin, high + 2 * margin, wide, 10 * ratio);
   context.fillStyle = theme.ink;
   context.font = `${12 * ratio}px ${theme.font}`;
@@ -247,8 +247,8 @@ function wrap(context, text, width) {
   return lines.filter(Boolean);
 }
 
-function savePicture(page) {
-  composePicture(page).toBlob((blob) => {
+function saveImage(page) {
+  composeImage(page).toBlob((blob) => {
     const link = make('a', { href: URL.createObjectURL(blob), download: `${page.model.header.title.replace(/[^\w-]+/g, '_') || 'attention'}_${page.state.method}.png` });
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 10000);

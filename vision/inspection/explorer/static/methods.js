@@ -7,7 +7,7 @@ const METHODS = [
     has: () => true,
     text: [
       'The weights with which one head of one layer mixes the values of other tokens into the query, exactly as the forward pass used them.',
-      'It shows a single step: what a token holds in a late layer has been mixed many times before, so a bright cell need not mean that the picture mattered there.',
+      'It shows a single step: what a token holds in a late layer has been mixed many times before, so a bright cell need not mean that the image mattered there.',
       'Much weight on prefix tokens or on one far cell in every head is often a resting place, not interest.',
     ],
   },
@@ -17,7 +17,7 @@ const METHODS = [
     has: () => true,
     text: [
       'Follows the attention of all layers, and the residual path beside it, from the query down to the patches; in Swin also through shifted windows and merged cells.',
-      'It knows no class: two objects in a picture share one map, whichever class is asked for.',
+      'It knows no class: two objects in an image share one map, whichever class is asked for.',
       'Values, MLPs and signs are ignored, so it says where information can have come from and not what it did.',
     ],
   },
@@ -58,7 +58,7 @@ const METHODS = [
     text: [
       'The share of the class’s logit that each last token contributes, relative to the mean over classes; together they make up the logit exactly.',
       'It is as coarse as the last layer.',
-      'A last token has seen the whole picture, so the place of a token need not be the place of what it speaks of.',
+      'A last token has seen the whole image, so the place of a token need not be the place of what it speaks of.',
     ],
   },
   {
@@ -67,7 +67,7 @@ const METHODS = [
     has: (model) => model.header.classes.some((entry) => entry.maps.token_gradcam),
     text: [
       'Channels of the last attention’s input, weighted by their mean gradient over the cells and summed.',
-      'Which layer is taken decides the picture, more than in convolutional networks.',
+      'Which layer is taken decides the image, more than in convolutional networks.',
       'The mean over cells lets the gradients of different places cancel.',
     ],
   },
@@ -87,7 +87,7 @@ const METHODS = [
     has: (model) => Boolean(model.header.maps.norms),
     text: [
       'The length of each cell’s last token before the final norm hides it.',
-      'Cells far above the rest (median + 6 deviations; their number is shown) often hold notes on the whole picture instead of their patch.',
+      'Cells far above the rest (median + 6 deviations; their number is shown) often hold notes on the whole image instead of their patch.',
       'Attention to such cells says little about the place; registers take over their part.',
     ],
   },

@@ -1,4 +1,4 @@
-// Everything around the picture: classes, settings, token strip, readout.
+// Everything around the image: classes, settings, token strip, readout.
 
 function make(tag, attributes, ...children) {
   const node = document.createElement(tag);
@@ -121,7 +121,7 @@ function buildSettings(page) {
     }),
     when(page, (method, state) => state.limit === 'fixed',
       slider(page, { key: 'fixed', label: 'Fixed at', low: 1, high: 50, step: 0.5, text: (value) => `${value} × uniform` })),
-    toggle(page, { key: 'overlay', label: 'Map over the picture' }),
+    toggle(page, { key: 'overlay', label: 'Map over the image' }),
     toggle(page, { key: 'smooth', label: 'Smooth between cells (looks only)' }),
     toggle(page, { key: 'shared', label: 'One scale for all small maps' }),
     ...(model.layers[0].layout.windowed ? [

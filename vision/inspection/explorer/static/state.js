@@ -10,7 +10,7 @@ function startState(model) {
   };
 }
 
-// The query where no cell is chosen: the pooled output, or else the middle of the picture.
+// The query where no cell is chosen: the pooled output, or else the middle of the image.
 function restingQuery(model) {
   if (model.header.pool) return { kind: 'pool' };
   const [height, width] = model.header.image_size;
