@@ -18,8 +18,18 @@ from vision.models.configs import ModelConfig
 
 PACKAGE = Path(vision.__file__).parent
 STATIONS = [
-    *("config", "files", "terminal", "data", "models", "checkpoints", "inspection", "evaluation"),
-    *("training", "sweeps", "inference", "cli"),
+    *(
+        "config",
+        "files",
+        "terminal",
+        "randomness",
+        "data",
+        "models",
+        "checkpoints",
+        "inspection",
+        "evaluation",
+    ),
+    *("inspection", "evaluation", "training", "sweeps", "inference", "cli"),
 ]
 """The line, from left to right. Neither of two strangers imports the other."""
 STRANGERS = {frozenset(pair) for pair in (("data", "models"), ("training", "inference"))}

@@ -16,7 +16,8 @@ import vision
 from vision.cli.app import main
 from vision.cli.composition import compose
 from vision.config import parse
-from vision.data.loader import Loader, Recipe, evaluation_batches
+from vision.data.batches import evaluation_batches
+from vision.data.loader import Loader, Pipeline
 from vision.data.sources.build import build_source
 from vision.evaluation.configs import EvalConfig
 from vision.evaluation.evaluated import open_evaluated
@@ -58,7 +59,7 @@ def evaluated(written: Written, folder: Path, size: int) -> Tensor:
     config = parse(EvalConfig, values)
     subject = open_evaluated(str(written.place), config, CPU)
     source = build_source(subject.data, "val")
-    loader = Loader(source, Recipe(subject.preprocess, None, 0, 10**6, "raise"), config.loader, 0)
+    loader = Loader(source, Pipeline(subject.preprocess, None, 0, 10**6, "raise"), config.loader, 0)
     batches = evaluation_batches(loader, len(source))
     model = subject.opened.model
     found = predict(

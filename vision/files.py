@@ -43,6 +43,12 @@ def replacing(path: Path) -> Iterator[FileIO]:
     sync_folder(path.parent)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Replace the content of a file, which is made if it does not exist."""
+    with replacing(path) as file:
+        write_all(file, text.encode())
+
+
 def write_all(file: FileIO, data: bytes | memoryview) -> None:
     """Write every byte: a single call may write less, as on a disk that is nearly full."""
     rest = memoryview(data)

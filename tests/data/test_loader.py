@@ -18,19 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from vision.data.batches import evaluation_batches, training_batches
 from vision.data.images.decode import UnreadableImageError, open_image
 from vision.data.images.transforms import evaluation_pixels, training_pixels
-from vision.data.loader import (
-    Batch,
-    Loader,
-    Recipe,
-    evaluation_batches,
-    resolve_workers,
-    training_batches,
-)
-from vision.data.order import TrainingPlan, epoch_length
-from vision.data.randomness import generator
+from vision.data.loader import Batch, Loader, Pipeline, resolve_workers
+from vision.data.order import BatchOrder, epoch_length
 from vision.data.sources.source import Source, StoredImage
+from vision.randomness import generator
 
 
 class Memory:
@@ -78,14 +72,14 @@ def make_loader(
     max_error_share: float = 1.0,
     **config: Any,
 ) -> Loader:
-    recipe = Recipe(
+    pipeline = Pipeline(
         preprocess(8),
         None if augmentation is None else augment(augmentation),
         seed=7,
         max_pixels=10_000,
         on_error=on_error,  # type: ignore[arg-type]
     )
-    return Loader(source, recipe, loader_config(**config), workers, max_error_share)
+    return Loader(source, pipeline, loader_config(**config), workers, max_error_share)
 
 
 def content(batches: Iterator[Batch]) -> list[tuple[Any, ...]]:
@@ -95,7 +89,7 @@ def content(batches: Iterator[Batch]) -> list[tuple[Any, ...]]:
 def test_batch_holds_what_the_transforms_make_of_each_sample() -> None:
     source = Memory(20)
     loader = make_loader(source)
-    batch = next(training_batches(loader, TrainingPlan(seed=3, batch_size=6), start=0))
+    batch = next(training_batches(loader, BatchOrder(seed=3, batch_size=6), start=0))
     assert batch.images.shape == (6, 3, 8, 8)
     assert batch.images.dtype == torch.uint8
     assert batch.labels.tolist() == [source.labels[i] for i in batch.ids]
@@ -108,7 +102,7 @@ def test_batch_holds_what_the_transforms_make_of_each_sample() -> None:
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_workers_make_the_same_batches_as_none_over_two_epochs(start_method: str) -> None:
-    plan = TrainingPlan(seed=3, batch_size=4, repeats=2)
+    plan = BatchOrder(seed=3, batch_size=4, repeats=2)
     source = Memory(14, encode=True)
     alone = content(training_batches(make_loader(source), plan, 0, 24))
     workers = 1 if start_method == "spawn" else 2  # a spawned one takes seconds to start
@@ -135,7 +129,7 @@ def test_resumed_epoch_gives_exactly_the_remaining_batches(
     batch = ranks * share
     tail = "pad" if batch > samples else tail
     plans = [
-        TrainingPlan(seed=1, batch_size=batch, tail=tail, rank=rank, ranks=ranks)  # type: ignore[arg-type]
+        BatchOrder(seed=1, batch_size=batch, tail=tail, rank=rank, ranks=ranks)  # type: ignore[arg-type]
         for rank in range(ranks)
     ]
     length = epoch_length(samples, plans[0])
@@ -156,7 +150,7 @@ def test_resumed_epoch_gives_exactly_the_remaining_batches(
 def test_broken_off_epoch_resumes_with_other_number_of_workers(
     samples: int, batch: int, stopped: int, workers: list[int]
 ) -> None:
-    plan, source = TrainingPlan(seed=5, batch_size=batch, tail="pad"), Memory(samples)
+    plan, source = BatchOrder(seed=5, batch_size=batch, tail="pad"), Memory(samples)
     end = 10 * batch
     whole = content(training_batches(make_loader(source, workers[0]), plan, 0, end))
     before = training_batches(make_loader(source, workers[1]), plan)
@@ -167,7 +161,7 @@ def test_broken_off_epoch_resumes_with_other_number_of_workers(
 
 def test_new_run_ends_the_one_before() -> None:
     loader = make_loader(Memory(21))
-    plan = TrainingPlan(seed=5, batch_size=4)
+    plan = BatchOrder(seed=5, batch_size=4)
     old = training_batches(loader, plan)
     next(old)
     next(training_batches(loader, plan))
@@ -199,9 +193,9 @@ def test_evaluation_gives_every_sample_once_for_any_ranks(
 def test_global_random_state_is_left_alone() -> None:
     before = torch.get_rng_state()
     loader = make_loader(Memory(12), augmentation="trivial", workers=0)
-    content(training_batches(loader, TrainingPlan(seed=0, batch_size=4), 0, 24))
+    content(training_batches(loader, BatchOrder(seed=0, batch_size=4), 0, 24))
     loader = make_loader(Memory(12), workers=1)
-    content(training_batches(loader, TrainingPlan(seed=0, batch_size=4), 0, 8))
+    content(training_batches(loader, BatchOrder(seed=0, batch_size=4), 0, 8))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -212,14 +206,14 @@ def test_global_random_state_is_left_alone() -> None:
 def test_unreadable_image_raises_with_its_path(workers: int) -> None:
     loader = make_loader(Memory(12, bad=(5,)), workers)
     with pytest.raises(UnreadableImageError, match=r"folder/5.png: the file is empty[\s\S]*skip"):
-        content(training_batches(loader, TrainingPlan(seed=0, batch_size=4), 0, 12))
+        content(training_batches(loader, BatchOrder(seed=0, batch_size=4), 0, 12))
     loader = make_loader(Missing(12, bad=(5,)), workers, augmentation=None)
     with pytest.raises(UnreadableImageError, match=r"/no/such/folder/5.png"):
         content(evaluation_batches(loader, 4))
 
 
 def test_skipped_images_are_replaced_in_training_alike_for_any_workers() -> None:
-    plan = TrainingPlan(seed=0, batch_size=5)
+    plan = BatchOrder(seed=0, batch_size=5)
     results = []
     for workers in (0, 2):
         loader = make_loader(Memory(20, bad=(3, 4, 11)), workers, on_error="skip")
@@ -247,7 +241,7 @@ def test_skipped_images_are_left_out_of_evaluation_and_reported() -> None:
 
 def test_too_many_unreadable_images_stop_the_run() -> None:
     loader = make_loader(Memory(20, bad=(1, 2, 3)), on_error="skip", max_error_share=0.1)
-    plan = TrainingPlan(seed=0, batch_size=5)
+    plan = BatchOrder(seed=0, batch_size=5)
     with pytest.raises(
         UnreadableImageError, match=r"3 of 20 .*max_error_share = 0.1[\s\S]*folder/"
     ):
@@ -290,7 +284,7 @@ def test_mistake_in_a_source_is_not_taken_for_a_bad_file() -> None:
 
     loader = make_loader(Mistaken(12), on_error="skip")
     with pytest.raises(KeyError, match="a mistake"):
-        content(training_batches(loader, TrainingPlan(seed=0, batch_size=4), 0, 12))
+        content(training_batches(loader, BatchOrder(seed=0, batch_size=4), 0, 12))
 
 
 def test_workers_auto_follow_the_machine() -> None:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vision.data.order import (
+    BatchOrder,
     Request,
-    TrainingPlan,
     epoch_length,
     epoch_order,
     evaluation_requests,
@@ -48,7 +48,7 @@ def plans(draw: st.DrawFn) -> tuple[np.ndarray, dict[str, Any]]:
 
 
 def of_rank(labels: np.ndarray, plan: dict[str, Any], rank: int, *state: int) -> list[Request]:
-    return list(training_requests(labels, TrainingPlan(**plan, rank=rank), *state))
+    return list(training_requests(labels, BatchOrder(**plan, rank=rank), *state))
 
 
 @settings(max_examples=150, deadline=None)
@@ -57,7 +57,7 @@ def test_resumed_training_gives_exactly_the_remaining_samples(
     case: tuple[np.ndarray, dict[str, Any]], epochs: int, stop: float
 ) -> None:
     labels, plan = case
-    end = epochs * epoch_length(len(labels), TrainingPlan(**plan))
+    end = epochs * epoch_length(len(labels), BatchOrder(**plan))
     middle = round(stop * end / plan["batch_size"]) * plan["batch_size"]
     for rank in range(plan["ranks"]):
         whole = of_rank(labels, plan, rank, 0, end)
@@ -75,7 +75,7 @@ def test_global_batch_is_the_same_for_any_number_of_processes_and_parts(
     case: tuple[np.ndarray, dict[str, Any]],
 ) -> None:
     labels, plan = case
-    end = 2 * epoch_length(len(labels), TrainingPlan(**plan))
+    end = 2 * epoch_length(len(labels), BatchOrder(**plan))
     alone = of_rank(labels, {**plan, "ranks": 1, "accumulation": 1}, 0, 0, end)
     shares = [of_rank(labels, plan, rank, 0, end) for rank in range(plan["ranks"])]
     parts = plan["accumulation"]
@@ -93,7 +93,7 @@ def test_every_use_of_a_image_in_an_epoch_is_numbered_differently(
 ) -> None:
     labels, plan = case
     plan = {**plan, "ranks": 1, "accumulation": 1}
-    used = draws(of_rank(labels, plan, 0, 0, 2 * epoch_length(len(labels), TrainingPlan(**plan))))
+    used = draws(of_rank(labels, plan, 0, 0, 2 * epoch_length(len(labels), BatchOrder(**plan))))
     assert len(set(used)) == len(used)
 
 
@@ -102,7 +102,7 @@ def test_every_use_of_a_image_in_an_epoch_is_numbered_differently(
 def test_uniform_epoch_has_every_image_once_up_to_the_tail(
     samples: int, batch: int, tail: str
 ) -> None:
-    plan = TrainingPlan(seed=1, batch_size=batch, tail=tail)  # type: ignore[arg-type]
+    plan = BatchOrder(seed=1, batch_size=batch, tail=tail)  # type: ignore[arg-type]
     labels = np.zeros(samples, np.int64)
     if tail == "drop" and batch > samples:
         with pytest.raises(ValueError, match=r"fewer than one global batch.*loader.tail=pad"):
@@ -124,7 +124,7 @@ def test_uniform_epoch_has_every_image_once_up_to_the_tail(
 def test_order_differs_by_epoch_and_seed_and_is_repeatable() -> None:
     labels = np.zeros(100, np.int64)
     orders = [
-        tuple(epoch_order(labels, TrainingPlan(seed=seed, batch_size=10), epoch)[0].tolist())
+        tuple(epoch_order(labels, BatchOrder(seed=seed, batch_size=10), epoch)[0].tolist())
         for seed, epoch in [(0, 0), (0, 1), (1, 0), (1, 1), (0, 0)]
     ]
     assert len(set(orders)) == 4
@@ -133,7 +133,7 @@ def test_order_differs_by_epoch_and_seed_and_is_repeatable() -> None:
 
 
 def test_dropped_images_change_from_epoch_to_epoch() -> None:
-    plan = TrainingPlan(seed=0, batch_size=8)
+    plan = BatchOrder(seed=0, batch_size=8)
     seen = draws(list(training_requests(np.zeros(15, np.int64), plan, 0, 8 * 20)))
     assert {index for _, index, _ in seen} == set(range(15))
 
@@ -141,7 +141,7 @@ def test_dropped_images_change_from_epoch_to_epoch() -> None:
 def test_balanced_sampling_gives_classes_equal_shares_and_uses_every_image() -> None:
     labels = np.repeat([0, 1, 2], [900, 90, 10])
     indices, uses = epoch_order(
-        labels, TrainingPlan(seed=0, batch_size=10, sampling="balanced"), epoch=0
+        labels, BatchOrder(seed=0, batch_size=10, sampling="balanced"), epoch=0
     )
     assert len(indices) == 1000
     counts = np.bincount(labels[indices])
@@ -183,11 +183,11 @@ def test_evaluation_counts_every_image_once(samples: int, batch: int, ranks: int
 
 
 def test_state_of_another_batch_size_is_refused() -> None:
-    plan = TrainingPlan(seed=0, batch_size=8)
+    plan = BatchOrder(seed=0, batch_size=8)
     with pytest.raises(ValueError, match=r"start: 12 images consumed.*batch of 8"):
         next(training_requests(np.zeros(100, np.int64), plan, 12))
 
 
 def test_batch_that_cannot_be_shared_is_refused() -> None:
     with pytest.raises(ValueError, match=r"batch of 10 images.*4 processes.*multiple of 4"):
-        TrainingPlan(seed=0, batch_size=10, ranks=4)
+        BatchOrder(seed=0, batch_size=10, ranks=4)

@@ -13,8 +13,9 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from vision.config import parse
+from vision.data.batches import evaluation_batches
 from vision.data.configs import LoaderConfig, PreprocessConfig
-from vision.data.loader import Batch, Loader, Recipe, evaluation_batches
+from vision.data.loader import Batch, Loader, Pipeline
 from vision.data.preprocess import Preprocess, normalizer, resolve_preprocess
 from vision.data.sources.source import StoredImage
 from vision.evaluation.evaluate import evaluate
@@ -59,9 +60,9 @@ def preprocess() -> Preprocess:
 
 
 def loader(workers: int = 0, broken: bool = False) -> Loader:
-    recipe = Recipe(preprocess(), None, 0, 10**6, "skip" if broken else "raise")
+    pipeline = Pipeline(preprocess(), None, 0, 10**6, "skip" if broken else "raise")
     config = parse(LoaderConfig, settings("loader", "default"))
-    return Loader(Images(broken), recipe, config, workers, max_error_share=0.5)
+    return Loader(Images(broken), pipeline, config, workers, max_error_share=0.5)
 
 
 def run(

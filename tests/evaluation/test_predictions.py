@@ -9,8 +9,8 @@ from test_evaluate import CLASSES, CPU, SAMPLES, loader, plain_logits, preproces
 from torch import Tensor
 
 from vision.config import ConfigError
+from vision.data.batches import evaluation_batches
 from vision.data.configs import PreprocessConfig
-from vision.data.loader import evaluation_batches
 from vision.evaluation.labels import match_classes
 from vision.evaluation.predictions import Predictions, predict
 

@@ -24,9 +24,10 @@ from vision.checkpoints.open import open_model
 from vision.cli.app import main
 from vision.cli.composition import compose
 from vision.config import ConfigError, UserError, parse
+from vision.data.batches import training_batches
 from vision.data.images.decode import UnreadableImageError
-from vision.data.loader import Loader, Recipe, training_batches
-from vision.data.order import TrainingPlan
+from vision.data.loader import Loader, Pipeline
+from vision.data.order import BatchOrder
 from vision.data.preprocess import normalizer, resolve_preprocess, usual_values
 from vision.data.sources.build import build_source
 from vision.evaluation.evaluated import own_data
@@ -50,9 +51,9 @@ def plain_losses(config: TrainConfig, steps: int) -> list[float]:
         betas=(0.9, 0.99),
         weight_decay=0.05,
     )
-    recipe = Recipe(preprocess, config.augment, config.seed, 10**6, "raise")
-    loader = Loader(source, recipe, config.loader, 0)
-    batches = training_batches(loader, TrainingPlan(config.seed, config.batch_size))
+    pipeline = Pipeline(preprocess, config.augment, config.seed, 10**6, "raise")
+    loader = Loader(source, pipeline, config.loader, 0)
+    batches = training_batches(loader, BatchOrder(config.seed, config.batch_size))
     normalize = normalizer(preprocess, torch.device("cpu"))
     losses = []
     for step in range(steps):

@@ -16,9 +16,9 @@ from omegaconf import OmegaConf
 from timm.scheduler import CosineLRScheduler, PolyLRScheduler
 
 from vision.config import ConfigError, parse
-from vision.data.order import TrainingPlan, epoch_length
+from vision.data.order import BatchOrder, epoch_length
 from vision.training.configs import TrainConfig
-from vision.training.schedule import Plan, lr_at, plan_run
+from vision.training.schedule import Schedule, build_schedule, lr_at
 
 SCHEDULE = {
     "shape": "cosine",
@@ -50,11 +50,11 @@ def config(**changes: Any) -> TrainConfig:
     return parse(TrainConfig, values)
 
 
-def plan(samples: int = 100, **changes: Any) -> Plan:
-    return plan_run(config(**changes), samples)
+def plan(samples: int = 100, **changes: Any) -> Schedule:
+    return build_schedule(config(**changes), samples)
 
 
-def rates(planned: Plan) -> list[float]:
+def rates(planned: Schedule) -> list[float]:
     return [lr_at(step, planned) for step in range(planned.total + 1)]
 
 
@@ -95,7 +95,7 @@ def test_length_in_any_unit_becomes_the_nearest_number_of_steps(text: str, steps
 @pytest.mark.parametrize("samples", [100, 101, 109, 37])
 def test_epoch_has_as_many_steps_as_the_loader_makes(samples: int, tail: str) -> None:
     planned = plan(samples, loader__tail=tail, duration="2epochs")
-    batches = TrainingPlan(0, 10, tail=tail)  # type: ignore[arg-type]
+    batches = BatchOrder(0, 10, tail=tail)  # type: ignore[arg-type]
     assert planned.steps_per_epoch * 10 == epoch_length(samples, batches)
     assert planned.steps_per_epoch == (samples // 10 if tail == "drop" else math.ceil(samples / 10))
     assert planned.total == 2 * planned.steps_per_epoch
@@ -201,7 +201,7 @@ def test_learning_rate_rises_then_falls_within_its_bounds(
 ) -> None:
     total = warmup + decay
     every = (1, None, 1, 1)
-    planned = Plan(8, 10, warmup, total, total + cooldown, *every, 0.1, shape, 2.0, 0.001, 0.01)
+    planned = Schedule(8, 10, warmup, total, total + cooldown, *every, 0.1, shape, 2.0, 0.001, 0.01)
     found = rates(planned)
     assert all(a < b for a, b in pairwise(found[: warmup + 1]))
     assert all(a >= b for a, b in pairwise(found[warmup:]))

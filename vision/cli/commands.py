@@ -115,9 +115,9 @@ def _data(config: LookConfig, chosen: Choices) -> int:
         return _check(config)
     import torch
 
+    from vision.data.batches import build_loader, training_batches
     from vision.data.images.mixing import mix_batch
-    from vision.data.loader import Loader, Recipe, training_batches
-    from vision.data.order import TrainingPlan
+    from vision.data.order import BatchOrder
     from vision.data.preprocess import normalizer, resolve_preprocess, usual_values
     from vision.data.sources.build import build_source, image_size
     from vision.data.tools.contact_sheet import contact_sheet
@@ -126,18 +126,22 @@ def _data(config: LookConfig, chosen: Choices) -> int:
     preprocess = resolve_preprocess(
         config.preprocess, image_size(config.data)[0], source.channels, usual_values(config.data)
     )
-    recipe = Recipe(
-        preprocess, config.augment, config.seed, config.loader.max_pixels, config.data.on_error
+    loader = build_loader(
+        source,
+        preprocess,
+        config.data,
+        config.loader.model_copy(update={"workers": 0}),  # one batch
+        augment=config.augment,
+        seed=config.seed,
     )
-    loader = Loader(source, recipe, config.loader, 0, config.data.max_error_share)
-    plan = TrainingPlan(
+    order = BatchOrder(
         config.seed,
         config.count,
         config.data.sampling,
         config.augment.repeats,
         tail="pad",
     )
-    batch = next(training_batches(loader, plan))
+    batch = next(training_batches(loader, order))
     images = normalizer(preprocess, torch.device("cpu"))(batch.images)
     images, targets = mix_batch(
         images, batch.labels, len(source.classes), config.augment, seed=config.seed, step=0

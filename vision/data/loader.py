@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 from vision.data.configs import AugmentConfig, LoaderConfig
 from vision.data.images.decode import Pixels, UnreadableImageError, open_image
 from vision.data.images.transforms import evaluation_pixels, training_pixels
-from vision.data.order import Request, TrainingPlan, evaluation_requests, training_requests
+from vision.data.order import Request
 from vision.data.preprocess import Preprocess
-from vision.data.randomness import generator
 from vision.data.sources.source import Source
+from vision.randomness import generator
 
 
 class Failure(NamedTuple):
@@ -47,7 +47,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Pipeline:
     """Everything that makes pixels from an image."""
 
     preprocess: Preprocess
@@ -63,7 +63,7 @@ class Loader:
     """Worker processes that live as long as this object, and what they could not read."""
 
     source: Source
-    recipe: Recipe
+    pipeline: Pipeline
     config: LoaderConfig
     workers: int
     """As resolved by `resolve_workers`."""
@@ -76,7 +76,7 @@ class Loader:
         self._run = 0
         method = None if self.config.start_method == "auto" else self.config.start_method
         self._loader: DataLoader[Batch] = DataLoader(
-            _BatchMaker(self.source, self.recipe),
+            _BatchMaker(self.source, self.pipeline),
             batch_size=None,
             sampler=self._requests,
             num_workers=self.workers,
@@ -122,7 +122,7 @@ class Loader:
 
     def _note(self, failures: tuple[Failure, ...]) -> None:
         for failure in failures:
-            if self.recipe.on_error == "raise":
+            if self.pipeline.on_error == "raise":
                 raise UnreadableImageError(
                     f"{failure.reason}\nTo leave out what cannot be read: data.on_error=skip."
                 )
@@ -133,24 +133,6 @@ class Loader:
                 f"{len(self.failures)} of {len(self.source)} images could not be read, more than "
                 f"data.max_error_share = {self.max_error_share} allows. The first:\n{some}"
             )
-
-
-def training_batches(
-    loader: Loader, plan: TrainingPlan, start: int = 0, stop: int | None = None
-) -> Iterator[Batch]:
-    """Batches from the state `start` (images consumed by all processes) on, epoch after epoch.
-
-    After each global batch the state is larger by `plan.batch_size`. Workers prepare the next epoch
-    while the last batches of an epoch are in use. Without `stop` there is no end.
-    """
-    return loader.batches(training_requests(loader.source.labels, plan, start, stop))
-
-
-def evaluation_batches(
-    loader: Loader, batch_size: int, rank: int = 0, ranks: int = 1
-) -> Iterator[Batch]:
-    """Every image once over all processes; rows with the id −1 are not to be counted."""
-    return loader.batches(evaluation_requests(len(loader.source), batch_size, rank, ranks))
 
 
 def resolve_workers(
@@ -183,12 +165,12 @@ class _Requests(Sampler[Request]):
 class _BatchMaker(Dataset[Batch]):
     """Runs in the workers: one request in, one batch out."""
 
-    def __init__(self, source: Source, recipe: Recipe) -> None:
+    def __init__(self, source: Source, pipeline: Pipeline) -> None:
         self.source = source
-        self.recipe = recipe
+        self.pipeline = pipeline
 
     def __getitem__(self, request: Request) -> Batch:
-        size, channels = self.recipe.preprocess.image_size, self.recipe.preprocess.channels
+        size, channels = self.pipeline.preprocess.image_size, self.pipeline.preprocess.channels
         rows = torch.empty((len(request.indices), *size, channels), dtype=torch.uint8)
         if get_worker_info() is not None:
             rows = rows.share_memory_()  # so that handing it over is no copy
@@ -202,7 +184,7 @@ class _BatchMaker(Dataset[Batch]):
                 ids[row] = self._fill(pixels[row], request.epoch, index, use, failures)
             if ids[row] < 0:
                 pixels[row] = 0
-            if failures and self.recipe.on_error == "raise":
+            if failures and self.pipeline.on_error == "raise":
                 break
         labels = np.where(ids >= 0, self.source.labels[ids], 0)
         return Batch(
@@ -222,10 +204,10 @@ class _BatchMaker(Dataset[Batch]):
                 return index
             except OSError as error:  # UnreadableImageError, or from reading the file
                 failures.append(self._failure(index, error))
-            if self.recipe.augment is None or self.recipe.on_error == "raise":
+            if self.pipeline.augment is None or self.pipeline.on_error == "raise":
                 return -1
             candidates = candidates or generator(
-                self.recipe.seed, "replacement", epoch=epoch, index=wanted, occurrence=use
+                self.pipeline.seed, "replacement", epoch=epoch, index=wanted, occurrence=use
             )
             index = int(candidates.integers(len(self.source)))
         raise RuntimeError(f"a hundred images in a row cannot be read; the last: {failures[-1]}")
@@ -235,17 +217,17 @@ class _BatchMaker(Dataset[Batch]):
         return Failure(index, name, reason if name in reason else f"{name}: {reason}")
 
     def _pixels(self, epoch: int, index: int, use: int) -> Pixels:
-        recipe = self.recipe
+        pipeline = self.pipeline
         image = open_image(
             self.source.read(index),
-            recipe.preprocess.channels,
+            pipeline.preprocess.channels,
             self.source.name(index),
-            recipe.max_pixels,
+            pipeline.max_pixels,
         )
-        if recipe.augment is None:
-            return evaluation_pixels(image, recipe.preprocess)
-        random = generator(recipe.seed, "augment", epoch=epoch, index=index, occurrence=use)
-        return training_pixels(image, recipe.preprocess, recipe.augment, random)
+        if pipeline.augment is None:
+            return evaluation_pixels(image, pipeline.preprocess)
+        random = generator(pipeline.seed, "augment", epoch=epoch, index=index, occurrence=use)
+        return training_pixels(image, pipeline.preprocess, pipeline.augment, random)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vision.config import ConfigError
-from vision.data.randomness import generator
+from vision.randomness import generator
 
 Indices = NDArray[np.int64]
 
@@ -29,7 +29,7 @@ class Request(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TrainingPlan:
+class BatchOrder:
     """How an epoch is ordered and cut into batches."""
 
     seed: int
@@ -52,7 +52,7 @@ class TrainingPlan:
             )
 
 
-def epoch_length(samples: int, plan: TrainingPlan) -> int:
+def epoch_length(samples: int, plan: BatchOrder) -> int:
     """Images consumed in one epoch: a multiple of the global batch."""
     batches, rest = divmod(samples, plan.batch_size)
     if rest and plan.tail == "pad":
@@ -66,7 +66,7 @@ def epoch_length(samples: int, plan: TrainingPlan) -> int:
 
 
 def training_requests(
-    labels: Indices, plan: TrainingPlan, start: int = 0, stop: int | None = None
+    labels: Indices, plan: BatchOrder, start: int = 0, stop: int | None = None
 ) -> Iterator[Request]:
     """This process's batches, epoch after epoch, from the state `start` to `stop` or without end.
 
@@ -93,7 +93,7 @@ def training_requests(
         epoch, position = epoch + 1, 0
 
 
-def epoch_order(labels: Indices, plan: TrainingPlan, epoch: int) -> tuple[Indices, Indices]:
+def epoch_order(labels: Indices, plan: BatchOrder, epoch: int) -> tuple[Indices, Indices]:
     """Indices and occurrences of an epoch: as many as there are images."""
     random = generator(plan.seed, "order", epoch=epoch)
     distinct = -(-len(labels) // plan.repeats)

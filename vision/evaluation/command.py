@@ -11,8 +11,9 @@ from vision.checkpoints.files.reading import find_file, is_own, read_raw
 from vision.checkpoints.files.remote import resolve
 from vision.checkpoints.open import print_notes
 from vision.config import ConfigError, pair
+from vision.data.batches import build_loader, evaluation_batches
 from vision.data.configs import DataConfig, ShapesConfig, Split
-from vision.data.loader import Batch, Loader, Recipe, evaluation_batches, resolve_workers
+from vision.data.loader import Batch, Loader
 from vision.data.sources.build import build_source
 from vision.data.sources.source import Source
 from vision.evaluation.augmentation import loaded_as
@@ -133,11 +134,14 @@ def _memory(
 def _loader(
     config: EvalConfig, subject: EvaluatedModel, source: Source, processes: Processes
 ) -> Loader:
-    on_cpu = processes.device.type == "cpu"
-    workers, _ = resolve_workers(config.loader.workers, processes.ranks, on_cpu=on_cpu)
-    preprocess, data = loaded_as(subject.preprocess, config.augmentation), subject.data
-    recipe = Recipe(preprocess, None, 0, config.loader.max_pixels, data.on_error)
-    return Loader(source, recipe, config.loader, workers, data.max_error_share)
+    return build_loader(
+        source,
+        loaded_as(subject.preprocess, config.augmentation),
+        subject.data,
+        config.loader,
+        processes=processes.ranks,
+        on_cpu=processes.device.type == "cpu",
+    )
 
 
 def _predict(

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +12,7 @@ from vision.data.loader import Batch
 from vision.data.preprocess import Preprocess, normalizer
 from vision.evaluation.metrics import empty_tally, results, update
 from vision.models.layers import static_bias
-
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+from vision.models.precision import Precision, autocast
 
 
 def evaluate(
@@ -23,7 +21,7 @@ def evaluate(
     preprocess: Preprocess,
     classes: int,
     device: torch.device,
-    precision: Literal["fp32", "bf16", "fp16"],
+    precision: Precision,
     reduce: Callable[[Tensor], Tensor] | None = None,
     channels_last: bool = False,
 ) -> dict[str, float]:
@@ -40,7 +38,7 @@ def evaluate(
     with evaluation_mode(model), torch.no_grad(), biases_once(model):
         for batch in batches:
             images = normalize(batch.images.to(device, non_blocking=True))
-            with torch.autocast(device.type, PRECISIONS[precision], precision != "fp32"):
+            with autocast(precision, device):
                 logits = model(images.contiguous(memory_format=layout))
             labels = batch.labels.to(device, non_blocking=True)
             valid = batch.ids.to(device, non_blocking=True) >= 0

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,9 +13,10 @@ from vision.data.loader import Batch
 from vision.data.preprocess import Preprocess, normalizer
 from vision.evaluation.augmentation import average, views
 from vision.evaluation.configs import Augmentation
-from vision.evaluation.evaluate import PRECISIONS, biases_once, evaluation_mode
+from vision.evaluation.evaluate import biases_once, evaluation_mode
 from vision.evaluation.neighbours import recorded_features
 from vision.models.layers import Classifier
+from vision.models.precision import Precision, autocast
 
 Reduce = Callable[[Tensor], Tensor]
 """Sums a tensor over all processes."""
@@ -52,7 +52,7 @@ def predict(
     preprocess: Preprocess,
     classes: int,
     device: torch.device,
-    precision: Literal["fp32", "bf16", "fp16"],
+    precision: Precision,
     *,
     augmentation: Augmentation = "none",
     keep_features: bool = False,
@@ -72,7 +72,7 @@ def predict(
         recorded = stack.enter_context(recorded_features(model)) if keep_features else []
         for batch in batches:
             images = normalize(batch.images.to(device, non_blocking=True))
-            with clock.running(int((batch.ids >= 0).sum())), _autocast(device, precision):
+            with clock.running(int((batch.ids >= 0).sum())), autocast(precision, device):
                 answers = [
                     model(view) for view in views(images, preprocess.image_size, augmentation)
                 ]
@@ -101,10 +101,6 @@ def predict(
     if len(ids) == 0:
         raise ConfigError("data: there is no image to evaluate, or none could be read.")
     return Predictions(ids, logits[ids], None if features is None else features[ids], speed)
-
-
-def _autocast(device: torch.device, precision: Literal["fp32", "bf16", "fp16"]) -> torch.autocast:
-    return torch.autocast(device.type, PRECISIONS[precision], precision != "fp32")
 
 
 class _Clock:

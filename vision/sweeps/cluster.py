@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from vision.config import ConfigError, parse
-from vision.sweeps.sweep import Job, counted, unfinished
+from vision.sweeps.sweep import SweepRun, counted, unfinished
 from vision.training.configs import TrainConfig
 from vision.training.run.run_folder import PREEMPTED
 
@@ -34,7 +34,7 @@ WAITING = ("PENDING", "RUNNING", "REQUEUED", "SUSPENDED", "CONFIGURING", "COMPLE
 """States of a Slurm job that will still do something."""
 
 
-def submit_sweep(jobs: Sequence[Job], cluster: str, settings: Mapping[str, Any]) -> int:
+def submit_sweep(jobs: Sequence[SweepRun], cluster: str, settings: Mapping[str, Any]) -> int:
     """Hand over the jobs that are neither finished nor with the cluster already. Returns 0.
 
     `cluster` is an executor of submitit (slurm, local), `settings` those of Hydra's launcher.
@@ -127,12 +127,12 @@ class _Record:
         if file.exists():
             self.jobs = json.loads(file.read_text(encoding="utf-8"))
 
-    def waits(self, job: Job) -> bool:
+    def waits(self, job: SweepRun) -> bool:
         """Whether the job is in the queue or runs."""
         key = f"{self.cluster} {job.name}"
         return key in self.jobs and _is_active(self.cluster, self.file.parent, self.jobs[key])
 
-    def add(self, jobs: Sequence[Job], submitted: Sequence[Any]) -> None:
+    def add(self, jobs: Sequence[SweepRun], submitted: Sequence[Any]) -> None:
         self.jobs |= {
             f"{self.cluster} {job.name}": handle.job_id
             for job, handle in zip(jobs, submitted, strict=True)

@@ -44,7 +44,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Job:
+class SweepRun:
     """A run of a sweep."""
 
     name: str
@@ -59,7 +59,7 @@ class Job:
 
 def plan_sweep(
     points: Sequence[Point], base: Mapping[str, Any], base_choices: Mapping[str, str]
-) -> list[Job]:
+) -> list[SweepRun]:
     """The runs of a sweep, each with its folder; refused if two of them are the same.
 
     The sweep's own name, unless given, follows from the settings with one value (`base`), so that
@@ -77,7 +77,7 @@ def plan_sweep(
         if folder.status():
             raise ConfigError(f"name: {folder.folder} is a single run; choose another name.")
         own = job_name(point.swept)
-        jobs.append(Job(own, point.config.model_copy(update={"name": f"{name}/{own}"})))
+        jobs.append(SweepRun(own, point.config.model_copy(update={"name": f"{name}/{own}"})))
     twice = [str(folder) for folder, n in Counter(job.folder for job in jobs).items() if n > 1]
     if twice:
         raise ConfigError(f"two jobs of the sweep are the same run: {', '.join(twice)}.")
@@ -117,7 +117,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
-def run_sweep(jobs: Sequence[Job]) -> int:
+def run_sweep(jobs: Sequence[SweepRun]) -> int:
     """Run what is not finished, one job after the other, each in a process of its own.
 
     A job that fails does not stop the others. SIGTERM, SIGINT and SIGUSR1 stop the sweep after the
@@ -158,12 +158,12 @@ def run_sweep(jobs: Sequence[Job]) -> int:
     return 1 if failed else 0
 
 
-def counted(jobs: Sequence[Job]) -> str:
+def counted(jobs: Sequence[SweepRun]) -> str:
     """`1 job`, `2 jobs`."""
     return f"{len(jobs)} job{'' if len(jobs) == 1 else 's'}"
 
 
-def unfinished(jobs: Sequence[Job]) -> list[Job]:
+def unfinished(jobs: Sequence[SweepRun]) -> list[SweepRun]:
     """The jobs that are not finished; refused, all at once, if a folder has other settings."""
     todo, mistakes = [], []
     for job in jobs:
@@ -179,7 +179,7 @@ def unfinished(jobs: Sequence[Job]) -> list[Job]:
     return todo
 
 
-def _in_own_process(job: Job, stop: StopRequest) -> int:
+def _in_own_process(job: SweepRun, stop: StopRequest) -> int:
     """Train, and hand on a request to stop. Returns the exit code, −n after signal n.
 
     Memory, threads and the state of torch go with the process; what runs is the config that was

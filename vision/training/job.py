@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from vision.config import ConfigError
+from vision.data.batches import build_loader
 from vision.data.configs import DataConfig, FolderConfig
-from vision.data.loader import Loader, Recipe, resolve_workers
-from vision.data.order import TrainingPlan
+from vision.data.loader import Loader
+from vision.data.order import BatchOrder
 from vision.data.preprocess import Preprocess, normalizer, resolve_preprocess, usual_values
 from vision.data.sources.build import build_source
 from vision.data.sources.source import Source
@@ -24,7 +25,7 @@ from vision.training.optim import build_optimizer
 from vision.training.run.distributed import World, compile_steps, spread
 from vision.training.run.memory import largest_that_fits
 from vision.training.run.run_folder import Run
-from vision.training.schedule import Plan, plan_run
+from vision.training.schedule import Schedule, build_schedule
 from vision.training.start import FirstModel, differences, first_model
 from vision.training.state import TrainState
 from vision.training.step import Setup
@@ -41,8 +42,8 @@ class Job:
     run: Run
     world: World
     setup: Setup
-    plan: Plan
-    order: TrainingPlan
+    plan: Schedule
+    order: BatchOrder
     """How the images of an epoch are shared out."""
     preprocess: Preprocess
     train_loader: Loader
@@ -115,7 +116,7 @@ def build_job(config: TrainConfig, run: Run, world: World, source: str | None = 
     check_loss(config.loss, config.augment.label_smoothing, classes)
     setup = Setup(config, world, classes, normalizer(preprocess, world.device))
     order = _order(config, world, parts=_parts(run, model, setup, preprocess))
-    plan = plan_run(config, len(train))
+    plan = build_schedule(config, len(train))
     plain = HeadOnly(model) if caches(config) else model
     # A head alone is small enough to be whole on every device.
     module = spread(plain, "ddp" if caches(config) else config.parallel, world)
@@ -206,21 +207,20 @@ def _set_up_torch(config: TrainConfig, world: World) -> None:
 def _loader(
     config: TrainConfig, world: World, source: Source, preprocess: Preprocess, training: bool
 ) -> Loader:
-    workers, _ = resolve_workers(
-        config.loader.workers, world.size, on_cpu=world.device.type == "cpu"
-    )
-    recipe = Recipe(
-        preprocess=preprocess,
+    return build_loader(
+        source,
+        preprocess,
+        config.data,
+        config.loader,
         augment=config.augment if training else None,
         seed=config.seed,
-        max_pixels=config.loader.max_pixels,
-        on_error=config.data.on_error,
+        processes=world.size,
+        on_cpu=world.device.type == "cpu",
     )
-    return Loader(source, recipe, config.loader, workers, config.data.max_error_share)
 
 
-def _order(config: TrainConfig, world: World, parts: int) -> TrainingPlan:
-    return TrainingPlan(
+def _order(config: TrainConfig, world: World, parts: int) -> BatchOrder:
+    return BatchOrder(
         seed=config.seed,
         batch_size=config.batch_size,
         sampling=config.data.sampling,

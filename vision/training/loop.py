@@ -6,7 +6,8 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 
 from vision.checkpoints.native.checkpoint import open_latest, write_checkpoint
 from vision.checkpoints.native.checkpoint_folder import mark_best, prune, step_path
-from vision.data.loader import Batch, evaluation_batches, training_batches
+from vision.data.batches import evaluation_batches, training_batches
+from vision.data.loader import Batch
 from vision.evaluation.evaluate import evaluate
 from vision.models.layers import Classifier
 from vision.terminal import elapsed

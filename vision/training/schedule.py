@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vision.config import ConfigError
-from vision.data.order import TrainingPlan, epoch_length
+from vision.data.order import BatchOrder, epoch_length
 from vision.training.configs import TrainConfig, parse_length
 
 
 @dataclass(frozen=True)
-class Plan:
+class Schedule:
     """What follows from a run's settings and the size of its training set."""
 
     batch_size: int
@@ -57,13 +57,13 @@ class Plan:
         return done > 0 and (done % every == 0 or done == self.total)
 
 
-def plan_run(config: TrainConfig, samples_per_epoch: int) -> Plan:
+def build_schedule(config: TrainConfig, samples_per_epoch: int) -> Schedule:
     """The plan of a run on a training set of so many images.
 
     Lengths are rounded to the nearest step (a half upwards); what is longer than 0 takes at least
     one step. An epoch has as many steps as the data loader makes of it, see `loader.tail`.
     """
-    batches = TrainingPlan(config.seed, config.batch_size, tail=config.loader.tail)
+    batches = BatchOrder(config.seed, config.batch_size, tail=config.loader.tail)
     steps_per_epoch = epoch_length(samples_per_epoch, batches) // config.batch_size
 
     def steps(name: str, text: str, at_least: int) -> int:
@@ -71,7 +71,7 @@ def plan_run(config: TrainConfig, samples_per_epoch: int) -> Plan:
 
     schedule, drawn = config.schedule, config.attention_every
     decay = steps("duration", config.duration, 1)
-    plan = Plan(
+    plan = Schedule(
         batch_size=config.batch_size,
         steps_per_epoch=steps_per_epoch,
         warmup=steps("schedule.warmup", schedule.warmup, 0),
@@ -99,7 +99,7 @@ def peak_learning_rate(config: TrainConfig) -> float:
     return optimizer.learning_rate * config.batch_size / optimizer.reference_batch
 
 
-def lr_at(step: int, plan: Plan) -> float:
+def lr_at(step: int, plan: Schedule) -> float:
     """The learning rate of the update number `step`, counted from 0.
 
     A straight line from `warmup_from` in step 0 to the peak in step `warmup`; from there down to
@@ -141,7 +141,7 @@ def _steps(name: str, text: str, steps_per_epoch: int, batch_size: int, at_least
     return max(1, math.floor(exact + 0.5))
 
 
-def _check(plan: Plan, config: TrainConfig) -> None:
+def _check(plan: Schedule, config: TrainConfig) -> None:
     schedule = config.schedule
     if plan.attention_every is not None and plan.attention_every % plan.evaluate_every:
         raise ConfigError(

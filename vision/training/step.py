@@ -4,11 +4,8 @@ Everything random in it is a function of (seed, step, rank, part), so that no ge
 to save.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +13,13 @@ from torch import Tensor, nn
 from vision.config import UserError
 from vision.data.images.mixing import mix_batch
 from vision.data.loader import Batch
+from vision.models.precision import autocast
+from vision.randomness import step_seed
 from vision.training.clip import clip_gradients
 from vision.training.configs import OptimizerConfig, TrainConfig
 from vision.training.optim import head_parameters
 from vision.training.run.distributed import World, last_part_only
 from vision.training.tasks.loss import training_loss
-
-Precision = Literal["fp32", "bf16", "fp16"]
 
 
 @dataclass(frozen=True)
@@ -37,13 +34,6 @@ class Setup:
 
 class NonFiniteError(UserError, RuntimeError):
     """The loss is not a number any more."""
-
-
-def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Matrix products in 16 bits where the precision says so; softmax, norms and losses never."""
-    if precision == "fp32":
-        return nullcontext()
-    return torch.autocast(device.type, torch.bfloat16 if precision == "bf16" else torch.float16)
 
 
 def forward_backward(
@@ -135,7 +125,7 @@ def _loss(
 ) -> tuple[Tensor, Tensor]:
     """The mean loss of one part and its number of right answers."""
     config, world = setup.config, setup.world
-    torch.manual_seed(_seed(config.seed, step, world.rank, part))
+    torch.manual_seed(step_seed(config.seed, step, world.rank, part))
     images, targets = inputs(batch, setup, step, part)
     if config.channels_last:
         images = images.contiguous(memory_format=torch.channels_last)
@@ -144,11 +134,6 @@ def _loss(
     loss = training_loss(logits, targets, config.loss)
     correct = (logits.detach().argmax(1) == targets.argmax(1)).sum()
     return loss, correct.to(loss.dtype)
-
-
-def _seed(*numbers: int) -> int:
-    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
 
 
 def _copy_to_host(flag: Tensor) -> Callable[[], bool]:

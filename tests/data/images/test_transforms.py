@@ -22,7 +22,7 @@ from vision.data.images.transforms import (
     resize,
     training_pixels,
 )
-from vision.data.randomness import generator
+from vision.randomness import generator
 
 
 def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> np.ndarray:

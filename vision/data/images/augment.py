@@ -15,7 +15,7 @@ from vision.data.configs import AugmentConfig, Interpolation
 from vision.data.images.decode import Pixels
 from vision.data.images.policy import RandAugment, parse_policy
 from vision.data.images.randaugment import big_vision_rand_augment, timm_rand_augment
-from vision.data.randomness import torch_seeded
+from vision.randomness import torch_seeded
 
 _parse_policy = cache(parse_policy)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vision.data.configs import AugmentConfig
 from vision.data.images.transforms import Box
-from vision.data.randomness import generator
+from vision.randomness import generator
 
 
 @dataclass(frozen=True)

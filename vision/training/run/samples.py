@@ -6,8 +6,9 @@ from PIL import Image
 from vision.data.loader import Batch
 from vision.data.tools.contact_sheet import contact_sheet
 from vision.evaluation.evaluate import evaluation_mode
+from vision.models.precision import autocast
 from vision.training.job import Job
-from vision.training.step import autocast, inputs
+from vision.training.step import inputs
 
 TRAINING, VALIDATION = 32, 16
 """Most images on a sheet."""

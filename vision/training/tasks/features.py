@@ -24,17 +24,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vision.config import ConfigError
-from vision.data.loader import Batch, Failure, Loader, evaluation_batches
+from vision.data.batches import evaluation_batches
+from vision.data.loader import Batch, Failure, Loader
 from vision.data.order import Request
 from vision.data.preprocess import Preprocess, normalizer
-from vision.data.randomness import generator
 from vision.data.sources.source import Source
 from vision.evaluation.evaluate import evaluation_mode
 from vision.models.layers import Classifier, static_bias
+from vision.models.precision import autocast
+from vision.randomness import generator
 from vision.training.configs import TrainConfig, TuneHeadConfig
 from vision.training.run.distributed import World
 from vision.training.run.run_folder import RunFileError
-from vision.training.step import autocast
 
 if TYPE_CHECKING:
     from vision.training.job import Job
@@ -63,7 +64,7 @@ class FeatureLoader(Loader):
         self, loader: Loader, features: NDArray[np.float32], unreadable: Iterable[int]
     ) -> None:
         # Not the initialisation of the base class: it would make ready to start workers.
-        self.source, self.recipe, self.config = loader.source, loader.recipe, loader.config
+        self.source, self.pipeline, self.config = loader.source, loader.pipeline, loader.config
         self.workers, self.max_error_share = 0, loader.max_error_share
         self.features = features
         reason = "could not be read when the features were computed"
@@ -90,10 +91,10 @@ class FeatureLoader(Loader):
         """The image itself or, as without stored features, another one in its place."""
         if index not in self.failures:
             return index
-        if self.recipe.augment is None:
+        if self.pipeline.augment is None:
             return -1
         candidates = generator(
-            self.recipe.seed, "replacement", epoch=epoch, index=index, occurrence=use
+            self.pipeline.seed, "replacement", epoch=epoch, index=index, occurrence=use
         )
         while index in self.failures:
             index = int(candidates.integers(len(self.source)))
@@ -154,7 +155,7 @@ def _compute(
     world, count = job.world, len(loader.source)
     plain = Loader(
         loader.source,
-        replace(loader.recipe, augment=None),
+        replace(loader.pipeline, augment=None),
         loader.config,
         loader.workers,
         loader.max_error_share,
