@@ -108,6 +108,4 @@ def test_suggest_near_word_names_it_and_far_word_lists_all() -> None:
 
 
 def test_field_paths_of_union_has_the_fields_of_all_members() -> None:
-    paths = field_paths(Home)
-    assert paths["pet.lives"] is Cat
-    assert paths["pet.bark"] is Dog
+    assert {"pet", "pet.lives", "pet.bark"} < set(field_paths(Home))

@@ -1,15 +1,15 @@
 """Strict parsing of plain mappings into frozen, typed configs.
 
-Hydra composes YAML into plain mappings (see `vision/cli/composition.py`); this module turns such a
+Hydra composes YAML into plain mappings (see `vision/cli/composition.py`). This module turns such a
 mapping into a `Config`, or raises one `ConfigError` that lists every mistake with its full path,
-what was expected and, for a misspelt key, the nearest known one. It knows nothing of Hydra, torch
-or any particular config.
+the expected value and, for a misspelt key, the nearest known one. It is independent of Hydra, of
+torch and of the config classes.
 """
 
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -20,28 +20,28 @@ PositiveInt = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
-"""A share of things that are dropped: 1 would drop everything."""
+"""A fraction that is dropped; 1 would drop everything."""
 
 Size = PositiveInt | tuple[PositiveInt, PositiveInt]
 """One number for a square, or [height, width]."""
 
+Remedy = Callable[[str, Any], str]
+"""A sentence on what to write instead of a setting with a given path and value, or ""."""
 
 _DESCRIBED = 50
-"""Number of mistakes that an error describes: a file of another program may have any number."""
+"""Maximum number of mistakes in one error: the file of another program may have any number."""
 
 
 def several(value: Any) -> Any:
-    """One string as a tuple of one, for settings that take one or several."""
-    # What a validator before the type returns is not JSON any more, where a list is a tuple.
-    return (
-        (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
-    )
+    """Return a string as a tuple of one, for settings that take one value or several."""
+    if isinstance(value, str):
+        return (value,)
+    # The strict parser converts a JSON list to a tuple, but not one that has passed a validator.
+    return tuple(value) if isinstance(value, list) else value
 
 
 class Config(BaseModel):
-    """Base of all configs: frozen after parsing; unknown keys and loosely matching types are
-    errors.
-    """
+    """Base of all configs. Frozen; unknown keys and values of another type are errors."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
@@ -49,38 +49,38 @@ class Config(BaseModel):
 
 
 class UserError(Exception):
-    """Something that a person can act on: the command line shows the message and no traceback."""
+    """An error that the user can fix: the command line shows its message without a traceback."""
 
 
 class ConfigError(UserError, ValueError):
-    """Something in a config that its author can correct; the message says what and how."""
+    """A mistake in the settings. The message names the value and the remedy."""
 
 
 C = TypeVar("C")
 
 
-def parse(kind: type[C], values: Mapping[str, Any]) -> C:
-    """`values` as a `kind` (a Config class or a union of them), or a ConfigError that lists the
-    mistakes.
+def parse(kind: type[C], values: Mapping[str, Any], remedy: Remedy = lambda path, value: "") -> C:
+    """Return `values` as a `kind` (a Config class or a union of them), or raise a ConfigError that
+    lists all mistakes.
 
-    The values pass through JSON on their way: what a YAML file can say is exactly what a config
-    holds, so lists become tuples and strings become paths, yet "12" never becomes the number 12.
+    The values pass through JSON: a config holds exactly what a YAML file can express, so lists
+    become tuples and strings become paths, but "12" never becomes the number 12.
     """
     adapter: TypeAdapter[C] = TypeAdapter(kind)
     try:
         return adapter.validate_json(json.dumps(values, default=str))
     except ValidationError as error:
         details = error.errors(include_url=False)
-    raise ConfigError("\n".join(_messages(kind, values, details)))
+    raise ConfigError("\n".join(_messages(kind, values, details, remedy)))
 
 
 def pair(size: Size) -> tuple[int, int]:
-    """(height, width) of a size that may have been given as one number."""
+    """Return (height, width) of a size that may be given as one number."""
     return (size, size) if isinstance(size, int) else size
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """A sentence that names the nearest known words, or all of them when none is near."""
+    """Return a sentence that names the nearest known word, or all of them if none is near."""
     known = sorted(known)
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     if near:
@@ -88,19 +88,18 @@ def suggest(word: str, known: Iterable[str]) -> str:
     return f"Known: {', '.join(known)}." if known else ""
 
 
-def field_paths(kind: Any) -> dict[str, type[Config]]:
-    """Every dotted path below a config class, with the class that owns its last part."""
-    paths: dict[str, type[Config]] = {}
+def field_paths(kind: Any) -> list[str]:
+    """Every dotted path below a config class or a union of them."""
+    paths: dict[str, None] = {}
     for config in config_classes(kind):
         for name, field in config.model_fields.items():
-            paths.setdefault(name, config)
-            for path, owner in field_paths(field.annotation).items():
-                paths.setdefault(f"{name}.{path}", owner)
-    return paths
+            inner = field_paths(field.annotation)
+            paths |= dict.fromkeys([name, *(f"{name}.{path}" for path in inner)])
+    return list(paths)
 
 
 def config_classes(annotation: Any) -> list[type[Config]]:
-    """The Config classes in an annotation: itself, or the members of a union of them."""
+    """The Config classes in an annotation: the annotation itself, or the members of a union."""
     if isinstance(annotation, type) and issubclass(annotation, Config):
         return [annotation]
     if get_origin(annotation) in (Union, UnionType, Annotated, list, tuple, dict):
@@ -108,13 +107,15 @@ def config_classes(annotation: Any) -> list[type[Config]]:
     return []
 
 
-def _messages(kind: Any, values: Mapping[str, Any], details: list[ErrorDetails]) -> list[str]:
-    """One line per mistake. What the members of a union say of the same value makes one line."""
+def _messages(
+    kind: Any, values: Mapping[str, Any], details: list[ErrorDetails], remedy: Remedy
+) -> list[str]:
+    """One line per mistake. The errors of all union members for one value make one line."""
     lines: dict[str, list[str]] = {}
     for error in details[:_DESCRIBED]:
         steps, owner = _locate(kind, values, error["loc"])
         where = ".".join(steps) or "the config"
-        line = _describe(kind, owner, steps, error)
+        line = _describe(kind, owner, steps, error, remedy)
         if line not in lines.setdefault(where, []):
             lines[where].append(line)
     inner = {w for w in lines if any(other.startswith(f"{w}.") for other in lines)}
@@ -125,12 +126,15 @@ def _messages(kind: Any, values: Mapping[str, Any], details: list[ErrorDetails])
     return [*described, f"And {more} more mistakes."] if more > 0 else described
 
 
-def _describe(kind: Any, owner: type[Config] | None, steps: list[str], error: ErrorDetails) -> str:
-    """What is wrong with one value, and what is expected."""
+def _describe(
+    kind: Any, owner: type[Config] | None, steps: list[str], error: ErrorDetails, remedy: Remedy
+) -> str:
+    """The mistake in one value, and the expected value."""
     context = error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden":
-            return f"there is no such setting. {_near_settings(kind, owner, steps)}"
+            instead = remedy(".".join(steps), error["input"])
+            return f"there is no such setting. {instead or _near_settings(kind, owner, steps)}"
         case "missing":
             return "this setting is missing."
         case "union_tag_invalid":
@@ -138,22 +142,22 @@ def _describe(kind: Any, owner: type[Config] | None, steps: list[str], error: Er
             kinds = [k.strip().strip("'") for k in str(context["expected_tags"]).split(",")]
             return f"unknown kind '{tag}'. {suggest(tag, kinds)}"
         case "union_tag_not_found":
-            return "the setting 'kind' is missing; it says which kind is meant."
+            return "the setting 'kind' is missing, which selects one of the kinds."
         case "value_error":
             return str(context["error"])
         case _:
             found = json.dumps(error["input"], default=str)
-            message = re.sub(r"^\w+ (?=should )", "", error["msg"])
-            return f"{message.replace(' after validation', '')}, found {found}."
+            message = re.sub(r"^\w+ (?=should )| after validation", "", error["msg"])
+            message = message.replace("an object", "a group of settings")
+            return f"{message}, found {found}. {remedy('.'.join(steps), error['input'])}".rstrip()
 
 
 def _locate(
     kind: Any, values: Any, location: tuple[int | str, ...]
 ) -> tuple[list[str], type[Config] | None]:
-    """The path of a mistake as its author wrote it, and the config class that it is in.
+    """The path of a mistake as the user wrote it, and the config class that it is in.
 
-    Pydantic's own location also names the union member that it tried; such a step is not in the
-    values.
+    Pydantic's location also contains the union members that it tried, which the values do not.
     """
     steps: list[str] = []
     owners = config_classes(kind)
@@ -177,12 +181,12 @@ def _locate(
 
 
 def _near_settings(kind: Any, owner: type[Config] | None, steps: list[str]) -> str:
-    """What the author of an unknown key may have meant: a neighbour, or the same name elsewhere."""
+    """Suggestion for an unknown key: a similar key beside it, or the same key elsewhere."""
     *parents, key = steps
     place = ".".join(parents)
     known = [name for name in owner.model_fields if name != "kind"] if owner else []
     same_name = [p for p in field_paths(kind) if p.rpartition(".")[2] == key]
-    if ".".join(steps) in same_name:  # another kind of the same thing has it
+    if ".".join(steps) in same_name:  # a setting of another kind
         return f"This kind of {place} has: {', '.join(sorted(known))}."
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     if near:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from vision.cli.app import main
+from vision.cli.commands import COMMANDS
+
 ROOT = Path(__file__).parents[2]
 PROBE = (
     "import sys; from vision.cli.app import main; code = main(sys.argv[1:]);"
@@ -110,9 +113,7 @@ def test_list_models_has_one_line_with_a_description_for_every_yaml_file() -> No
     assert all(len(line.split()) > 3 for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("word", "meant"), [("model", "models"), ("weights", "pretrained"), ("weigths", "pretrained")]
-)
+@pytest.mark.parametrize(("word", "meant"), [("model", "models"), ("weights", "pretrained")])
 def test_list_unknown_subject_suggests_the_right_one(word: str, meant: str) -> None:
     code, output, error = vision("list", word)
     assert code == 2
@@ -137,6 +138,23 @@ def test_unknown_command_suggests_the_right_one() -> None:
     code, _, error = vision("inof")
     assert code == 2
     assert "there is no command 'inof'. Did you mean 'info'?" in error
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command_has_no_empty_heading(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    headings = [i for i, line in enumerate(lines) if line.endswith(":") and line[0] != " "]
+    assert headings and all(lines[i + 1].startswith("  ") for i in headings)
+
+
+def test_help_of_train_lists_recipes_and_experiments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "recipe: bitfit, deit" in text and "experiment: cifar10_resnet" in text
+    assert "loss.kind=cross_entropy" in text and "(cross_entropy | bce)" in text
 
 
 def test_help_shows_every_setting_with_value_meaning_and_choices() -> None:

@@ -1,51 +1,53 @@
 """The command line: `vision <command> [setting=value ...]`.
 
-Settings are composed from YAML by Hydra and parsed strictly, and only then does a command import
-what it needs: help, listings and mistakes are answered without loading torch. With `--multirun` a
-setting may have several values; all jobs that this makes are parsed before the first one starts.
+Settings are composed from YAML by Hydra and parsed strictly before a command imports torch, so
+that help, listings and errors take a fraction of a second. With `--multirun` a setting may have
+several values; the settings of all jobs are parsed before the first job starts.
 """
 
+import argparse
 import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from vision.cli.commands import COMMANDS, Command
+from vision.cli.commands import COMMANDS, Choices, Command
 from vision.cli.composition import as_yaml, compose, expand, find_launcher
+from vision.cli.help import command_help
 from vision.cli.listing import choices, listing, overview
-from vision.config import ConfigError, UserError, parse, suggest
+from vision.cli.synonyms import remedy
+from vision.config import ConfigError, UserError, field_paths, parse, suggest
 
-FLAGS = {
-    "-h": "--help",
-    "--help": "--help",
-    "--cfg": "--cfg",
-    "-m": "--multirun",
-    "--multirun": "--multirun",
-}
+_FLAGS = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+_FLAGS.add_argument("-h", "--help", action="store_true")
+_FLAGS.add_argument("--cfg", action="store_true")
+_FLAGS.add_argument("-m", "--multirun", action="store_true")
+_FLAGS.add_argument("--config-dir", type=Path, action="append", default=[])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code is 2 for a mistake in the settings, 1 for other failures,
-    130 when it was interrupted.
+    """Run a command. The exit code is 2 for a mistake in the settings, 1 for other failures and
+    130 after an interrupt.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _dispatch(words)
     except UserError as error:
         if os.environ.get("LOCAL_RANK", "0") != "0":
-            # The first process says the same, and torchrun then ends this one: it speaks only where
-            # the mistake is its own.
+            # The first process usually prints the same error, and torchrun then ends this one. It
+            # gets to print only if the error is its own.
             time.sleep(5)
         print(f"error: {str(error).replace(chr(10), chr(10) + '       ')}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
-    except BrokenPipeError:  # what we were piped into has seen enough
-        sys.stdout = None  # or Python would try to flush it at its end
+    except BrokenPipeError:  # the reader of a pipe has closed it, as `head` does
+        sys.stdout = None  # or Python would try to flush it at exit
         return 0
 
 
@@ -60,54 +62,54 @@ def _dispatch(words: list[str]) -> int:
     if name not in COMMANDS:
         raise ConfigError(f"there is no command '{name}'. {suggest(name, [*COMMANDS, 'list'])}")
     command = COMMANDS[name]
-    folders, flags, overrides = _split(rest)
+    flags, overrides = _split(rest)
+    folders = flags.config_dir
     paths, overrides = _take_paths(command, overrides)
     overrides = [*command.implied(overrides), *overrides]
-    if "--help" in flags:
-        from vision.cli.help import command_help
-
-        values, _ = compose(name, overrides, folders, complete=False)
-        print(command_help(name, command.summary, command.config, values, choices(folders)))
+    if flags.help:
+        values, chosen = compose(name, overrides, folders, complete=False)
+        groups = {group: names for group, names in choices(folders).items() if group in chosen}
+        print(command_help(name, command.summary, command.config, values, groups))
         return 0
-    if "--multirun" in flags:
-        return _multirun(name, overrides, folders, only_show="--cfg" in flags)
+    if flags.multirun:
+        return _multirun(name, overrides, folders, only_show=flags.cfg)
     values, chosen = compose(name, overrides, folders)
     if command.paths is not None:
         given = values[command.paths]
         values[command.paths] = [*([given] if isinstance(given, str) else given), *paths]
-    config = parse(command.config, values)
-    if "--cfg" in flags:
+    config = _parse(command, values, chosen)
+    if flags.cfg:
         print(as_yaml(values), end="")
         return 0
     return command.run(config, chosen)
 
 
-def _split(words: list[str]) -> tuple[list[Path], set[str], list[str]]:
-    """Folders of further YAML files, flags, and overrides."""
-    folders: list[Path] = []
-    flags: set[str] = set()
-    overrides: list[str] = []
-    remaining = iter(words)
-    for word in remaining:
-        if word in FLAGS:
-            flags.add(FLAGS[word])
-        elif word == "--config-dir" or word.startswith("--config-dir="):
-            folder = Path(word.partition("=")[2] or next(remaining, ""))
-            if not folder.is_dir():
-                raise ConfigError(f"--config-dir: there is no folder '{folder}'.")
-            folders.append(folder)
-        elif word.startswith("-"):
-            known = [*(flag for flag in FLAGS if flag.startswith("--")), "--config-dir"]
+def _parse(command: Command, values: Mapping[str, Any], chosen: Choices) -> Any:
+    """The config of a command; names of settings in other tools are answered with ours."""
+    known = {*field_paths(command.config), *chosen}
+    return parse(command.config, values, partial(remedy, known))
+
+
+def _split(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Flags and overrides."""
+    try:
+        flags, overrides = _FLAGS.parse_known_args(words)
+    except argparse.ArgumentError as error:
+        raise ConfigError(str(error)) from error
+    for word in overrides:
+        if word.startswith("-"):
+            known = ["--help", "--cfg", "--multirun", "--config-dir"]
             raise ConfigError(f"there is no option '{word}'. {suggest(word, known)}")
-        else:
-            overrides.append(word)
-    return folders, flags, overrides
+    for folder in flags.config_dir:
+        if not folder.is_dir():
+            raise ConfigError(f"--config-dir: there is no folder '{folder}'.")
+    return flags, overrides
 
 
 def _take_paths(command: Command, words: list[str]) -> tuple[list[str], list[str]]:
-    """The plain paths among the words, for a command that takes some, and the overrides.
+    """Split words into plain paths, for a command that takes them, and overrides.
 
-    The folder of a sweep's run has signs of equality in its name.
+    The folder of a sweep's run has equals signs in its name.
     """
     if command.paths is None:
         return [], words
@@ -123,14 +125,12 @@ def _take_paths(command: Command, words: list[str]) -> tuple[list[str], list[str
 def _multirun(
     name: str, overrides: list[str], folders: Sequence[Path], only_show: bool = False
 ) -> int:
-    """Expand, compose and parse every job; only then start the first one, or show them all."""
+    """Compose and parse the settings of every job; then start the first job, or print them all."""
     from vision.sweeps.sweep import Point
 
     command = COMMANDS[name]
     if command.sweep is None:
-        raise ConfigError(
-            f"--multirun: '{name}' takes one value for each setting; 'train' several."
-        )
+        raise ConfigError(f"--multirun is for 'train'; '{name}' takes one value for each setting.")
     about_launcher = [w for w in overrides if w.startswith(("hydra/launcher=", "hydra.launcher."))]
     launcher = find_launcher(name, about_launcher)
     overrides = [word for word in overrides if word not in about_launcher]
@@ -140,7 +140,7 @@ def _multirun(
         shown = " ".join(f"{key}={value}" for key, value in swept.items())
         try:
             values, chosen = compose(name, words, folders)
-            config: Any = parse(command.config, values)
+            config = _parse(command, values, chosen)
         except ConfigError as error:
             mistakes.setdefault(str(error), []).append(shown)
         else:
@@ -155,12 +155,12 @@ def _multirun(
 
 
 def _blame(words: list[str], jobs: int, mistake: str) -> str:
-    """A mistake, and which of the jobs has it, unless it is in all of them."""
+    """A mistake, with one of the jobs that have it unless all do."""
     if len(words) == jobs:
         return mistake
     return f"in {len(words)} of {jobs} jobs, such as {words[0]}:\n{mistake}"
 
 
 def run(command: str) -> NoReturn:
-    """Run one command with the arguments of the script that calls this."""
+    """Run one command with the arguments of the calling script, and exit."""
     sys.exit(main([command, *sys.argv[1:]]))

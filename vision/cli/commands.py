@@ -1,4 +1,4 @@
-"""The subcommands of `vision`: their settings and what each does. Torch is loaded when needed."""
+"""The subcommands of `vision`: settings and function of each. Torch is imported when needed."""
 
 import gc
 import json
@@ -15,39 +15,39 @@ from vision.evaluation.configs import EvalConfig
 from vision.inference.configs import ExportConfig, PredictConfig
 from vision.inspection.configs import VisualizeConfig
 from vision.models.configs import AutoModelConfig, ModelChoice
-from vision.terminal import print_wide
+from vision.terminal import print_wide, progress_bar
 from vision.training.configs import CompareConfig, TrainConfig
 
 if TYPE_CHECKING:
     from vision.sweeps.sweep import Point
 
 Choices = dict[str, str]
-"""The choice made in every group, such as {"model": "vit_base"}."""
+"""The choice made in each group, such as {"model": "vit_base"}."""
 Composed = tuple[dict[str, Any], Choices]
 Launcher = tuple[str, dict[str, Any]]
-"""An executor of submitit, and settings of Hydra's launcher for it."""
+"""An executor of submitit and the settings of Hydra's launcher for it."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: a YAML file of the same name, its config class, and what to do with it."""
+    """A subcommand. Its settings are in the YAML file of the same name."""
 
     summary: str
     config: type[Config]
     run: Callable[[Any, Choices], int]
-    """Given the config and the choices made in each group; returns the exit code."""
+    """From the config and the choice made in each group to the exit code."""
     sweep: Callable[[Sequence["Point"], Composed, Launcher | None], int] | None = None
-    """With --multirun: given the jobs, the settings that have one value, and where jobs go."""
+    """With --multirun: from the jobs, the settings with one value and the launcher."""
     implied: Callable[[Sequence[str]], list[str]] = lambda words: []
-    """Choices that follow from others, unless they are made."""
+    """Overrides that follow from the given ones."""
     paths: str | None = None
-    """The setting, a list, that words without a name belong to."""
+    """The setting, a list, that collects words without a name."""
 
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without garbage collection: a short command spends a fifth of its time on looking for garbage
-    among the modules that it loads, where there is none.
+    """Disable garbage collection: a short command would spend a fifth of its time on scanning the
+    modules that it imports.
     """
     gc.disable()
     try:
@@ -62,21 +62,33 @@ class InfoConfig(Config):
     model: ModelChoice
     data: DataConfig
     init: str | None
-    """Weights of any kind: says what they are, and of which model, instead; what they do not show
-    is given as model.heads=… and so on."""
+    """Weights to describe instead: a run's folder, a file of any known format, timm:NAME or
+    hf:OWNER/NAME. What cannot be inferred from them is given as model.heads=… and so on."""
     rename: Renaming
-    """Rules "pattern -> replacement" for the names of the tensors of init."""
+    """Rules "pattern -> replacement" for the tensor names of init."""
     format: Literal["table", "json"]
-    """A table for people, or JSON for programs."""
+    """A table, or JSON for other programs."""
 
 
 @_uncollected()
 def _info(config: InfoConfig, chosen: Choices) -> int:
-    from vision.data.sources.build import describe
     from vision.models.cost.count import as_dict, cost, table
 
     if config.init is not None:
-        return _info_of_weights(config.init, config)
+        from rich.console import Console
+
+        from vision.checkpoints.open import open_model
+
+        opened = open_model(config.init, model=config.model, rename=config.rename, setting="init")
+        result = cost(opened.config, opened.image_size, opened.channels, opened.classes)
+        if config.format == "json":
+            _print({"source": str(opened.path), **opened.as_dict(), "cost": as_dict(result)})
+        else:
+            Console().print(opened.table())  # folds long lines, unlike print_wide
+            _print(table(result))
+        return 0
+    from vision.data.sources.build import describe
+
     if isinstance(config.model, AutoModelConfig):
         raise ConfigError(
             "model=auto takes the model from weights: give init=PATH, init=timm:NAME or "
@@ -89,25 +101,9 @@ def _info(config: InfoConfig, chosen: Choices) -> int:
 
 
 def _model_of_weights(words: Sequence[str]) -> list[str]:
-    """Weights decide which model is described, unless one is named."""
+    """Describe the model of the weights, unless a model is named."""
     keys = {word.partition("=")[0] for word in words}
     return ["model=auto"] if "init" in keys and "model" not in keys else []
-
-
-def _info_of_weights(place: str, config: InfoConfig) -> int:
-    from rich.console import Console
-
-    from vision.checkpoints.open import open_model
-    from vision.models.cost.count import as_dict, cost, table
-
-    opened = open_model(place, model=config.model, rename=config.rename, setting="init")
-    result = cost(opened.config, opened.image_size, opened.channels, opened.classes)
-    if config.format == "json":
-        _print({"source": str(opened.path), **opened.as_dict(), "cost": as_dict(result)})
-        return 0
-    Console().print(opened.table())
-    print_wide(table(result))
-    return 0
 
 
 def _data(config: LookConfig, chosen: Choices) -> int:
@@ -154,14 +150,11 @@ def _data(config: LookConfig, chosen: Choices) -> int:
 
 
 def _check(config: LookConfig) -> int:
-    from rich.console import Console
-    from rich.progress import Progress
-
     from vision.data.loader import resolve_workers
     from vision.data.tools.check import check_data
 
     workers, _ = resolve_workers(config.loader.workers)
-    with Progress(console=Console(stderr=True)) as progress:
+    with progress_bar() as progress:
         result = check_data(config.data, workers, progress)
     if config.format == "json":
         print(result.to_json())
@@ -172,12 +165,9 @@ def _check(config: LookConfig) -> int:
 
 
 def _prepare(config: PrepareConfig, chosen: Choices) -> int:
-    from rich.console import Console
-    from rich.progress import Progress
-
     from vision.data.tools.prepare import prepare
 
-    with Progress(console=Console(stderr=True)) as progress:
+    with progress_bar() as progress:
         written = prepare(config, progress)
     for part in written:
         images = sum(shard.count for shard in part.shards)
@@ -213,15 +203,10 @@ def _compare(config: CompareConfig, chosen: Choices) -> int:
     for place in without:
         print(f"note: there is no run in {place}.", file=sys.stderr)
     comparison = compare(runs, config.metric, config.split, config.select)
-    match config.format:
-        case "table":
-            text = table_text(comparison, to_file=config.output is not None)
-        case "csv":
-            text = csv_text(comparison)
-        case "latex":
-            text = latex_text(comparison)
-        case "json":
-            text = json_text(comparison)
+    if config.format == "table":
+        text = table_text(comparison, to_file=config.output is not None)
+    else:
+        text = {"csv": csv_text, "latex": latex_text, "json": json_text}[config.format](comparison)
     if config.output is None:
         print(text, end="")
         return 0
@@ -266,7 +251,7 @@ def _convert(config: ConvertConfig, chosen: Choices) -> int:
 
 
 def _load(place: str, config: SizedConfig, device: Literal["auto", "cpu", "cuda", "mps"]) -> Any:
-    """The model of a checkpoint, after what its user must know has been said."""
+    """Load the model of a checkpoint and print what was assumed about it."""
     from vision.checkpoints.open import print_notes
     from vision.inference.load import load
     from vision.models.build import pick_device
@@ -305,41 +290,36 @@ def _export(config: ExportConfig, chosen: Choices) -> int:
 
 
 def _print(result: Any) -> None:
-    """A mapping as JSON, anything else as rich draws it."""
+    """Print a mapping as JSON, anything else with rich."""
     if isinstance(result, dict):
         print(json.dumps(result, indent=1))
-        return
-    print_wide(result)
+    else:
+        print_wide(result)
 
 
 COMMANDS = {
     "info": Command(
-        "layers, parameters, MACs, memory and attention matrices of a model",
+        "show layers, parameters, MACs, memory and attention matrices of a model",
         InfoConfig,
         _info,
         implied=_model_of_weights,
     ),
-    "data": Command(
-        "a sheet of training images as the model gets them, or a check of all", LookConfig, _data
-    ),
+    "data": Command("draw training images as the model sees them, or check all", LookConfig, _data),
     "prepare": Command("write a data set as resized tar shards", PrepareConfig, _prepare),
-    "train": Command("train a model, or go on with a run", TrainConfig, _train, _sweep),
+    "train": Command("train a model, or resume a run", TrainConfig, _train, _sweep),
     "eval": Command("evaluate checkpoints, alone or side by side", EvalConfig, _eval),
-    "predict": Command("what a model says of images", PredictConfig, _predict, paths="images"),
+    "predict": Command("classify images", PredictConfig, _predict, paths="images"),
     "visualize": Command(
-        "where models look, as figures, numbers and pages, and how true these are",
+        "draw attention as figures or a page, and score how faithful the maps are",
         VisualizeConfig,
         _visualize,
         paths="images",
     ),
     "export": Command(
-        "a checkpoint as ONNX, as a torch program or as weights", ExportConfig, _export
+        "export a checkpoint to ONNX, torch.export or safetensors", ExportConfig, _export
     ),
-    "convert": Command("weights in the files of another library", ConvertConfig, _convert),
+    "convert": Command("convert weights to the format of another library", ConvertConfig, _convert),
     "compare": Command(
-        "runs side by side, with mean and deviation over seeds",
-        CompareConfig,
-        _compare,
-        paths="runs",
+        "compare runs, with mean and deviation over seeds", CompareConfig, _compare, paths="runs"
     ),
 }

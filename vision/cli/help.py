@@ -1,10 +1,12 @@
-"""What `vision <command> --help` prints: choices, then every setting with its value and meaning."""
+"""Text of `vision <command> --help`: the choices, then every setting with its value and meaning."""
 
 import inspect
+import json
 import shutil
 import textwrap
 from collections.abc import Iterator, Mapping
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from vision.config import Config, config_classes
 
@@ -16,67 +18,61 @@ def command_help(
     values: Mapping[str, Any],
     choices: Mapping[str, Mapping[str, str]],
 ) -> str:
-    """The help of a command, for the choices made in `values`."""
+    """Return the help of a command, for its present values and its groups of choices."""
     columns = min(shutil.get_terminal_size().columns, 120)
-    lines = [f"vision {name}: {summary}", "", "Choices (group=choice):"]
-    for group in (g for g in choices if g in config.model_fields):
-        names = ", ".join(sorted(choices[group]))
-        lines += textwrap.wrap(
-            f"{group}: {names}", columns, initial_indent="  ", subsequent_indent="      "
-        )
-    lines += ["", "Settings (name=value), here with the values of the present choices:"]
+    lines = [f"vision {name}: {summary}"]
+    if choices:
+        lines += ["", "Choices (group=choice):"]
+    for group in sorted(choices):
+        text = f"  {group}: {', '.join(sorted(choices[group]))}"
+        lines += textwrap.wrap(text, columns, subsequent_indent=" " * 6)
+    lines += ["", "Settings (name=value), with the values of the present choices:"]
     rows = list(_settings(config, values))
     width = min(max(len(setting) for setting, _ in rows), 44)
     for setting, meaning in rows:
-        text = f"{setting:{width}}  {meaning}".rstrip()
-        lines += textwrap.wrap(
-            text,
-            columns,
-            initial_indent="  ",
-            subsequent_indent=" " * (width + 4),
-            drop_whitespace=True,
-        )
+        text = f"  {setting:{width}}  {meaning}".rstrip()
+        lines += textwrap.wrap(text, columns, subsequent_indent=" " * (width + 4))
     return "\n".join(lines)
+
+
+def shown(value: Any) -> str:
+    """Return a value as it is written on the command line."""
+    if isinstance(value, str):
+        return value
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=str)
+    return text.replace('"', "")
 
 
 def _settings(
     config: type[Config], values: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """`path=value` and meaning of every setting, depth first; what is inherited comes last."""
+    """`path=value` and meaning of every setting, depth first; inherited settings come last."""
     own = inspect.get_annotations(config)
     for name, field in sorted(config.model_fields.items(), key=lambda item: item[0] not in own):
         value = values.get(name)
-        inner = _chosen(config_classes(field.annotation), value)
-        if inner is not None and isinstance(value, Mapping):
-            yield from _settings(inner, value, f"{prefix}{name}.")
-        elif name != "kind":
-            meaning = " ".join((field.description or "").split())
-            yield f"{prefix}{name}={_shown(value)}", " ".join([meaning, _expected(field)]).strip()
+        if isinstance(value, Mapping) and (classes := config_classes(field.annotation)):
+            yield from _settings(_of_kind(classes, value.get("kind")), value, f"{prefix}{name}.")
+            continue
+        words = _words(field.annotation)
+        if name != "kind" or len(words) > 1:  # the kind of a union's member follows from its YAML
+            expected = f"({' | '.join(words)})" if words else ""
+            meaning = " ".join(f"{field.description or ''} {expected}".split())
+            yield f"{prefix}{name}={shown(value)}", meaning
 
 
-def _chosen(classes: list[type[Config]], value: Any) -> type[Config] | None:
-    """The member of a union that a mapping is meant for."""
-    if not isinstance(value, Mapping) or not classes:
-        return None
+def _of_kind(classes: list[type[Config]], kind: Any) -> type[Config]:
+    """The member of a union whose field `kind` has a value."""
     if len(classes) == 1:
         return classes[0]
-    kinds = {c.model_fields["kind"].annotation.__args__[0]: c for c in classes}  # type: ignore[union-attr]
-    return kinds.get(value.get("kind"))
+    return next(c for c in classes if kind in get_args(c.model_fields["kind"].annotation))
 
 
-def _shown(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, list):
-        return "[" + ",".join(map(_shown, value)) + "]"
-    return str(value)
-
-
-def _expected(field: Any) -> str:
-    """The choices of a field that has some."""
-    arguments = getattr(field.annotation, "__args__", ())
-    if getattr(field.annotation, "__origin__", None) is None or not arguments:
-        return ""
-    if all(isinstance(a, str) for a in arguments):
-        return f"({' | '.join(arguments)})"
-    return ""
+def _words(annotation: Any) -> list[str]:
+    """The words that an annotation consists of, if it allows nothing else but null."""
+    arguments = [a for a in get_args(annotation) if a is not NoneType]
+    if get_origin(annotation) is Literal:
+        return [str(a) for a in arguments]
+    if get_origin(annotation) in (Union, UnionType):
+        parts = [_words(a) for a in arguments]
+        return [word for part in parts for word in part] if all(parts) else []
+    return []

@@ -1,4 +1,4 @@
-"""What there is to choose from: the groups of YAML files, and the texts that name them."""
+"""Texts of `vision --help` and `vision list`, and the groups of YAML files that they name."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from vision.config import ConfigError, suggest
 PACKAGE = Path(__file__).parent.parent
 _IN_WHEEL = PACKAGE / "_configs"
 CONFIGS = _IN_WHEEL if _IN_WHEEL.is_dir() else PACKAGE.parent / "configs"
-"""A wheel carries the YAML beside the code; a checkout has it at the root."""
+"""In a wheel the YAML files lie inside the package, in a checkout beside it."""
 
 LISTINGS = {
     "models": "model",
@@ -17,7 +17,7 @@ LISTINGS = {
     "recipes": "recipe",
     "experiments": "experiment",
 }
-"""What `vision list` lists, and the group of YAML files that each is."""
+"""Words after `vision list`, with the group of YAML files that each lists."""
 
 USAGE = f"""\
 usage: vision list {"|".join(LISTINGS)}
@@ -25,14 +25,25 @@ usage: vision list {"|".join(LISTINGS)}
 
 HELP = f"""{USAGE}
 
-The first form prints one line on each choice of a group of settings.
-The second lists published weights that init= takes, by family, with image size and licence. A
-PATTERN such as '*dino*' (in quotes, or the shell may replace it) selects names from all models of
-timm; for few of them parameters are counted. Nothing is downloaded."""
+The first form prints one line for each choice of a group of settings.
+The second lists published weights for init=, by family, with image size and licence. A PATTERN such
+as '*dino*' (in quotes, or the shell may expand it) selects names from all models of timm; if only a
+few match, their parameters are counted. Nothing is downloaded."""
+
+
+_OVERVIEW = """\
+usage: vision <command> [setting=value ...] [--help] [--cfg] [--config-dir FOLDER]
+       vision train --multirun setting=value,value [setting=value ...]
+
+Commands:
+{}
+
+vision <command> --help shows every setting of a command with its value and meaning;
+--cfg prints the settings of a command without running it; --config-dir adds a folder of YAML."""
 
 
 def choices(folders: Sequence[Path] = ()) -> dict[str, dict[str, str]]:
-    """Every group of YAML files, with its choices and the line that describes each."""
+    """Every group of YAML files, with its choices and a one-line description of each."""
     found: dict[str, dict[str, str]] = {}
     for folder in (CONFIGS, *folders):
         for file in sorted(folder.glob("*/**/*.yaml")):
@@ -42,47 +53,42 @@ def choices(folders: Sequence[Path] = ()) -> dict[str, dict[str, str]]:
 
 
 def unknown_choice(file: str, folders: Sequence[Path]) -> str:
-    """What to say of `group/choice` where there is no such file."""
+    """Return the message for `group/choice` if there is no such file."""
     group, _, choice = file.removesuffix(".yaml").partition("/")
     known = choices(folders).get(group)
     if not known:
         return f"there is no group of settings '{group}'. {suggest(group, choices(folders))}"
     near = suggest(choice, known)
     listed = "" if near.startswith("Known") else f" Known: {', '.join(sorted(known))}."
-    return f"{group}={choice}: there is no such choice. {near}{listed}"
+    timm = f" For a model of timm write model=timm model.name={choice}." if group == "model" else ""
+    return f"{group}={choice}: there is no such choice. {near}{listed}{timm}"
 
 
 def listing(words: Sequence[str]) -> str:
-    """The text that `vision list <words>` prints."""
+    """Return the output of `vision list <words>`."""
     if {"-h", "--help"} & set(words):
         return HELP
-    what, *rest = words or [""]
+    if not words:
+        raise ConfigError(USAGE)
+    what, *rest = words
     if what == "pretrained" and len(rest) <= 1:
         from vision.checkpoints.pretrained import pretrained_table
 
         return pretrained_table(rest[0] if rest else None, _pretrained())
-    if what not in LISTINGS or rest:
-        raise ConfigError(f"{_mistake(what, rest)}\n{USAGE}".strip())
-    found = choices().get(LISTINGS[what], {})
-    if not found:
-        return f"There are no {what} yet."
-    width = max(map(len, found))
-    return "\n".join(f"{name:{width}}  {line}" for name, line in sorted(found.items()))
-
-
-def _mistake(what: str, rest: Sequence[str]) -> str:
-    """What is wrong with the words, and what was probably meant."""
-    known = [*LISTINGS, "pretrained"]
-    if what not in known:
-        # The old name of this listing, however it is spelt.
-        meant = "pretrained" if suggest(what, ["weights"]).startswith("Did") else what
-        return f"there is no list '{what}'. {suggest(meant, known)}" if what else ""
-    expected = "one PATTERN, in quotes" if what == "pretrained" else "nothing more"
-    return f"'{what}' takes {expected}; found {' '.join(rest)}."
+    if what in LISTINGS and not rest:
+        found = choices()[LISTINGS[what]]
+        width = max(map(len, found))
+        return "\n".join(f"{name:{width}}  {line}" for name, line in sorted(found.items()))
+    if what in (*LISTINGS, "pretrained"):
+        raise ConfigError(f"'{what}': unexpected {' '.join(rest)}.\n{USAGE}")
+    meant = "pretrained" if what == "weights" else what  # its former name
+    raise ConfigError(
+        f"there is no list '{what}'. {suggest(meant, [*LISTINGS, 'pretrained'])}\n{USAGE}"
+    )
 
 
 def _pretrained() -> dict[str, str]:
-    """Names of the weights that `init=pretrained` takes, with the models that they are for."""
+    """Names of the weights that `init=pretrained` loads, with the models that name them."""
     found = {}
     for file in sorted(CONFIGS.glob("model/*.yaml")):
         for line in file.read_text(encoding="utf-8").splitlines():
@@ -93,25 +99,11 @@ def _pretrained() -> dict[str, str]:
 
 
 def overview(summaries: Mapping[str, str]) -> str:
-    """What `vision --help` prints, given a line on each command."""
-    rows = {
-        **summaries,
-        "list": "choices of every group, and published weights: vision list --help",
-    }
+    """Return the output of `vision --help`, given the summary of each command."""
+    rows = {**summaries, "list": "list the choices of a group, or published weights"}
     width = max(map(len, rows))
     lines = [f"  {name:{width}}  {summary}" for name, summary in sorted(rows.items())]
-    return "\n".join(
-        [
-            "usage: vision <command> [setting=value ...] [--help] [--cfg] [--config-dir FOLDER]",
-            "       vision train --multirun setting=value,value [setting=value ...]",
-            "",
-            "Commands:",
-            *lines,
-            "",
-            "vision <command> --help shows every setting of a command with its value and meaning;",
-            "--cfg prints the settings as they would be used; --config-dir adds your own YAML.",
-        ]
-    )
+    return _OVERVIEW.format("\n".join(lines))
 
 
 def _first_comment(file: Path) -> str:

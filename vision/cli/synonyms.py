@@ -1,0 +1,85 @@
+"""Names of settings in other tools, and former names of ours, with what to write here instead."""
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+from vision.cli.help import shown
+from vision.cli.listing import CONFIGS
+
+_TIMM_NAME = "timm:vit_small_patch16_224.augreg_in21k_ft_in1k"
+
+_ROWS: dict[str, tuple[str, ...]] = {
+    "epochs num_epochs max_epochs duration": ("duration={}epochs",),
+    "max_steps num_steps iterations": ("duration={}steps",),
+    "evaluate_every eval_every": ("evaluate_every={}epochs",),
+    "warmup warmup_epochs": ("schedule.warmup={}epochs",),
+    "warmup_steps": ("schedule.warmup={}steps",),
+    "log.every log_every": ("log.every={}steps",),
+    "checkpoint.every save_every": ("checkpoint.every={}epochs",),
+    "lr learning_rate": ("optimizer.learning_rate={}",),
+    "wd weight_decay": ("optimizer.weight_decay={}",),
+    "opt optim optimizer": ("optimizer.name={}",),
+    "sched scheduler schedule": ("schedule.shape={}",),
+    "loss criterion": ("loss.kind={}",),
+    "clip_grad grad_clip": ("optimizer.clip=norm optimizer.clip_at={}",),
+    "batch bs batch_size": ("batch_size={}", "count={}"),
+    "workers num_workers": ("workers={}", "loader.workers={}"),
+    "img_size image_size input_size resolution": ("image_size={}", "data.image_size={}"),
+    "arch architecture backbone model_name": ("model={}", "model=timm model.name={}"),
+    "dataset": ("data={}", "data=torchvision data.name={} data.root=data"),
+    "data_dir data_path": ("data=folder data.root={}",),
+    "drop_path_rate": ("model.drop_path={}",),
+    "amp=false": ("precision=fp32",),
+    "amp": ("precision=bf16",),
+    "fp16=true half=true": ("precision=fp16",),
+    "bf16=true": ("precision=bf16",),
+    "gpus=0 devices=0 num_gpus=0": ("device=cpu",),
+    "gpus devices num_gpus": ("torchrun --nproc-per-node {} train.py parallel=ddp", "device=cuda"),
+    "pretrained=true": (
+        "recipe=finetune model=vit_small init=pretrained",
+        *(f"{key}={_TIMM_NAME}" for key in ("init", "checkpoint", "source")),
+    ),
+    "pretrained=false": ("init=null",),
+    "pretrained weights checkpoint ckpt": ("init={}", "checkpoint={}", "source={}"),
+    "resume": ("Repeat the command of a run to resume it (on_existing=resume).",),
+    "num_classes nb_classes": (
+        "Leave it out: the number of classes follows from the data or the weights (data=cifar10).",
+        "Leave it out: the number of classes follows from the weights.",
+    ),
+    # Former names
+    "pictures": ("count={}",),
+    "heads": ("model.heads={}",),
+    "window": ("model.window={}",),
+    "model.mlp=gelu": ("model.mlp=plain model.activation=gelu",),
+    "model.mlp=swiglu": ("model.mlp=gated model.activation=silu",),
+}
+"""By name, path or path=value: ways to write it. The first that a command understands is taken."""
+
+_WAYS = {name: ways for names, ways in _ROWS.items() for name in names.split()}
+_SETTING = re.compile(r"([\w.]+)=([^\s()]+)")
+
+
+def remedy(known: Collection[str], path: str, value: Any) -> str:
+    """Return what to write instead of a setting that is unknown or has a value of another type.
+
+    `known` are the settings and groups of the command; "" means that there is no such advice.
+    """
+    written = f"{path}={shown(value)}"
+    name = path.rpartition(".")[2]
+    ways = next(
+        (_WAYS[k] for k in (written, f"{name}={shown(value)}", path, name) if k in _WAYS), ()
+    )
+    for way in ways:
+        text = way.format(shown(value))
+        if path in known and text == written:  # the right name with a wrong value
+            return ""
+        if all(_exists(known, *setting) for setting in _SETTING.findall(text)):
+            return text if text[0].isupper() else f"Write {text}."
+    return ""
+
+
+def _exists(known: Collection[str], key: str, value: str) -> bool:
+    """Whether a command has a setting and, if it is a group of YAML files, the choice."""
+    group = CONFIGS / key
+    return key in known and (not group.is_dir() or (group / f"{value}.yaml").is_file())
