@@ -275,3 +275,10 @@ def test_folders_of_tests_are_those_of_the_package() -> None:
     folders = {f.parent.relative_to(tests).as_posix() for f in tests.rglob("test_*.py")} - {"."}
     packages = {f.parent.relative_to(PACKAGE).as_posix() for f in modules()}
     assert folders - FOLDERS_WITHOUT_TWIN <= packages
+
+
+def test_architecture_page_names_files_that_exist() -> None:
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+    named = {Path(name).name for name in re.findall(r"[\w/]+\.py\b", text)}
+    there = {file.name for file in (*modules(), *ROOT.glob("*.py"), *ROOT.glob("tests/*.py"))}
+    assert named - there == set()

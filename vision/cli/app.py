@@ -20,7 +20,7 @@ from vision.cli.composition import as_yaml, compose, expand, find_launcher
 from vision.cli.help import command_help
 from vision.cli.listing import choices, listing, overview
 from vision.cli.synonyms import remedy
-from vision.config import ConfigError, UserError, field_paths, parse, suggest
+from vision.config import ConfigError, UserError, parse, suggest
 
 _FLAGS = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
 _FLAGS.add_argument("-h", "--help", action="store_true")
@@ -86,8 +86,7 @@ def _dispatch(words: list[str]) -> int:
 
 def _parse(command: Command, values: Mapping[str, Any], chosen: Choices) -> Any:
     """The config of a command; names of settings in other tools are answered with ours."""
-    known = {*field_paths(command.config), *chosen}
-    return parse(command.config, values, partial(remedy, known))
+    return parse(command.config, values, partial(remedy, command.config, chosen))
 
 
 def _split(words: list[str]) -> tuple[argparse.Namespace, list[str]]:

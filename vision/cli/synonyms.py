@@ -1,11 +1,12 @@
 """Names of settings in other tools, and former names of ours, with what to write here instead."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Iterable
 from typing import Any
 
 from vision.cli.help import shown
 from vision.cli.listing import CONFIGS
+from vision.config import Config, field_paths
 
 _TIMM_NAME = "timm:vit_small_patch16_224.augreg_in21k_ft_in1k"
 
@@ -38,7 +39,9 @@ _ROWS: dict[str, tuple[str, ...]] = {
     "gpus devices num_gpus": ("torchrun --nproc-per-node {} train.py parallel=ddp", "device=cuda"),
     "pretrained=true": (
         "recipe=finetune model=vit_small init=pretrained",
-        *(f"{key}={_TIMM_NAME}" for key in ("init", "checkpoint", "source")),
+        f"init={_TIMM_NAME}",
+        f"checkpoint={_TIMM_NAME}",
+        f"source={_TIMM_NAME}",
     ),
     "pretrained=false": ("init=null",),
     "pretrained weights checkpoint ckpt": ("init={}", "checkpoint={}", "source={}"),
@@ -56,22 +59,21 @@ _ROWS: dict[str, tuple[str, ...]] = {
 }
 """By name, path or path=value: ways to write it. The first that a command understands is taken."""
 
-_WAYS = {name: ways for names, ways in _ROWS.items() for name in names.split()}
 _SETTING = re.compile(r"([\w.]+)=([^\s()]+)")
 
 
-def remedy(known: Collection[str], path: str, value: Any) -> str:
+def remedy(config: type[Config], groups: Iterable[str], path: str, value: Any) -> str:
     """Return what to write instead of a setting that is unknown or has a value of another type.
 
-    `known` are the settings and groups of the command; "" means that there is no such advice.
+    The settings of `config` and the groups are those of the command. "" means no advice.
     """
-    written = f"{path}={shown(value)}"
-    name = path.rpartition(".")[2]
-    ways = next(
-        (_WAYS[k] for k in (written, f"{name}={shown(value)}", path, name) if k in _WAYS), ()
-    )
-    for way in ways:
-        text = way.format(shown(value))
+    known = {*field_paths(config), *groups}
+    ways = {name: ways for names, ways in _ROWS.items() for name in names.split()}
+    value = shown(value)
+    written, name = f"{path}={value}", path.rpartition(".")[2]
+    keys = (written, f"{name}={value}", path, name)
+    for way in next((ways[key] for key in keys if key in ways), ()):
+        text = way.format(value)
         if path in known and text == written:  # the right name with a wrong value
             return ""
         if all(_exists(known, *setting) for setting in _SETTING.findall(text)):
@@ -79,7 +81,7 @@ def remedy(known: Collection[str], path: str, value: Any) -> str:
     return ""
 
 
-def _exists(known: Collection[str], key: str, value: str) -> bool:
+def _exists(known: set[str], key: str, value: str) -> bool:
     """Whether a command has a setting and, if it is a group of YAML files, the choice."""
     group = CONFIGS / key
     return key in known and (not group.is_dir() or (group / f"{value}.yaml").is_file())
