@@ -55,13 +55,13 @@ def test_parse_valid_values_gives_typed_frozen_config() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"romms": 1}, "romms: there is no such setting. Did you mean 'rooms'?"),
-        ({"lives": 1}, "lives: there is no such setting. Did you mean 'pet.lives'?"),
+        ({"romms": 1}, "romms: unknown setting. Did you mean 'rooms'?"),
+        ({"lives": 1}, "lives: unknown setting. Did you mean 'pet.lives'?"),
         ({"pet": {"kind": "cat", "lves": 9}}, "Did you mean 'pet.lives'?"),
         ({"pet": {"kind": "cat", "lves": 9}}, "pet.lives: this setting is missing."),
         (
             {"pet": {"kind": "cat", "lives": 9, "tricks": []}},
-            "pet.tricks: there is no such setting. This kind of pet has: lives.",
+            "pet.tricks: unknown setting. This kind of pet has: lives.",
         ),
         ({"pet": {"kind": "cta", "lives": 9}}, "pet: unknown kind 'cta'. Did you mean 'cat'?"),
         ({"pet": {"lives": 9}}, "pet: the setting 'kind' is missing"),

@@ -134,7 +134,7 @@ def _describe(
     match error["type"]:
         case "extra_forbidden":
             instead = remedy(".".join(steps), error["input"])
-            return f"there is no such setting. {instead or _near_settings(kind, owner, steps)}"
+            return f"unknown setting. {instead or _near_settings(kind, owner, steps)}"
         case "missing":
             return "this setting is missing."
         case "union_tag_invalid":

@@ -28,26 +28,26 @@ def vision(*words: str, folder: Path = ROOT) -> tuple[int, str, str]:
 
 
 MISTAKES = {
-    "model.dpeth=6": "model.dpeth: there is no such setting. Did you mean 'model.depth'?",
-    "+model.dpeth=6": "model.dpeth: there is no such setting. Did you mean 'model.depth'?",
-    "++model.dpeth=6": "model.dpeth: there is no such setting. Did you mean 'model.depth'?",
-    "modle=vit_tiny": "modle: there is no such setting. Did you mean 'model'?",
+    "model.dpeth=6": "model.dpeth: unknown setting. Did you mean 'model.depth'?",
+    "+model.dpeth=6": "model.dpeth: unknown setting. Did you mean 'model.depth'?",
+    "++model.dpeth=6": "model.dpeth: unknown setting. Did you mean 'model.depth'?",
+    "modle=vit_tiny": "modle: unknown setting. Did you mean 'model'?",
     "model.depth=twelve": 'model.depth: should be a valid integer, found "twelve".',
     "model.depth=-1": "model.depth: should be greater than or equal to 1, found -1.",
-    "model=vit_tinny": "model=vit_tinny: there is no such choice. Did you mean 'vit_tiny'?",
-    "model=null": "model=null: there is no such choice.",
+    "model=vit_tinny": "model=vit_tinny: unknown choice. Did you mean 'vit_tiny'?",
+    "model=null": "model=null: unknown choice.",
     "model.pool=men": "pool: should be 'class_token', 'mean'",
     "model.heads=5": "model: heads = 5 does not divide width = 768.",
-    "model.window=7": "model.window: there is no such setting. This kind of model has:",
+    "model.window=7": "model.window: unknown setting. This kind of model has:",
     "model=swin_tiny model.depths=[2,2,6]": "depths has 3 [2, 2, 6], heads has 4 [3, 6, 12, 24].",
-    "model=swin_tiny model.registers=4": "model.registers: there is no such setting.",
+    "model=swin_tiny model.registers=4": "model.registers: unknown setting.",
     "model": "'model': a setting is given as name=value.",
     "model.depth=[": "'model.depth=[' cannot be read",
     "model.depth=1,2": "model.depth=1,2: this command takes one value, not several.",
     "hydra.verbose=true": "settings of Hydra itself are not for this command.",
     "data=folder": "data.root: this setting must be given: data.root=…",
-    "--cgf": "there is no option '--cgf'. Did you mean '--cfg'?",
-    "--config-dir nowhere": "--config-dir: there is no folder 'nowhere'.",
+    "--cgf": "unknown option '--cgf'. Did you mean '--cfg'?",
+    "--config-dir nowhere": "--config-dir: the folder 'nowhere' does not exist.",
 }
 
 
@@ -63,7 +63,7 @@ def test_command_with_mistake_exits_2_with_one_message_and_without_torch(words: 
 def test_command_with_unknown_choice_of_an_optional_group_exits_2() -> None:
     code, output, error = vision("train", "experiment=deit_tinny")
     assert code == 2
-    assert "experiment=deit_tinny: there is no such choice. Did you mean 'deit_tiny'?" in error
+    assert "experiment=deit_tinny: unknown choice. Did you mean 'deit_tiny'?" in error
     assert output.strip() == "LOADED []"
 
 
@@ -75,7 +75,7 @@ def test_command_with_typo_in_yaml_file_names_it_like_one_on_the_command_line(
     folder.joinpath("own.yaml").write_text("defaults: [vit_tiny, _self_]\ndpeth: 6\n")
     code, output, error = vision("info", "--config-dir", str(tmp_path / "mine"), "model=own")
     assert code == 2
-    assert "model.dpeth: there is no such setting. Did you mean 'model.depth'?" in error
+    assert "model.dpeth: unknown setting. Did you mean 'model.depth'?" in error
     assert output.strip() == "LOADED []"
 
 
@@ -137,7 +137,7 @@ def test_list_with_too_many_words_says_which(words: str) -> None:
 def test_unknown_command_suggests_the_right_one() -> None:
     code, _, error = vision("inof")
     assert code == 2
-    assert "there is no command 'inof'. Did you mean 'info'?" in error
+    assert "unknown command 'inof'. Did you mean 'info'?" in error
 
 
 @pytest.mark.parametrize("command", COMMANDS)

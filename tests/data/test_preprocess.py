@@ -65,7 +65,7 @@ def test_normalised_batch_equals_torchvision(dtype: torch.dtype) -> None:
         ({"crop_area": [0.5, 0.1]}, "crop_area = \\[0.5, 0.1\\]: the first number"),
         ({"flip": 1.5}, "flip: .*less than or equal to 1"),
         ({"repeats": 0}, "repeats: .*greater than or equal to 1"),
-        ({"mixupp": 0.1}, "mixupp: there is no such setting. Did you mean 'mixup'"),
+        ({"mixupp": 0.1}, "mixupp: unknown setting. Did you mean 'mixup'"),
     ],
 )
 def test_augmentation_with_mistake_is_explained(changes: dict[str, object], message: str) -> None:

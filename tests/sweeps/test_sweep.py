@@ -156,12 +156,12 @@ def test_job_name_is_a_file_name_and_differs_for_different_values(pair: list[obj
 
 MISTAKES = {
     "seed=0,x": "in 1 of 2 jobs, such as seed=x:\n       seed: should be a valid integer",
-    "model=vit_mini,vit_minni seed=0": "model=vit_minni: there is no such choice.",
-    "seed=0,1 model.dpeth=3": "error: model.dpeth: there is no such setting.",
+    "model=vit_mini,vit_minni seed=0": "model=vit_minni: unknown choice.",
+    "seed=0,1 model.dpeth=3": "error: model.dpeth: unknown setting.",
     "seed=1,1": "two jobs of the sweep are the same run",
     "name=a,b": "the name is the sweep's",
     "seed=0,1 hydra.verbose=true": "settings of Hydra itself are not for this command",
-    "seed=0,1 hydra/launcher=joblib": "hydra/launcher=joblib: there is no such choice",
+    "seed=0,1 hydra/launcher=joblib": "hydra/launcher=joblib: unknown choice",
     "seed=0,1 hydra.launcher.partition=x": "hydra/launcher=basic has no settings",
 }
 

@@ -60,7 +60,7 @@ def _dispatch(words: list[str]) -> int:
         print(listing(rest))
         return 0
     if name not in COMMANDS:
-        raise ConfigError(f"there is no command '{name}'. {suggest(name, [*COMMANDS, 'list'])}")
+        raise ConfigError(f"unknown command '{name}'. {suggest(name, [*COMMANDS, 'list'])}")
     command = COMMANDS[name]
     flags, overrides = _split(rest)
     folders = flags.config_dir
@@ -98,10 +98,10 @@ def _split(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     for word in overrides:
         if word.startswith("-"):
             known = ["--help", "--cfg", "--multirun", "--config-dir"]
-            raise ConfigError(f"there is no option '{word}'. {suggest(word, known)}")
+            raise ConfigError(f"unknown option '{word}'. {suggest(word, known)}")
     for folder in flags.config_dir:
         if not folder.is_dir():
-            raise ConfigError(f"--config-dir: there is no folder '{folder}'.")
+            raise ConfigError(f"--config-dir: the folder '{folder}' does not exist.")
     return flags, overrides
 
 

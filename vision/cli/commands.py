@@ -201,7 +201,7 @@ def _compare(config: CompareConfig, chosen: Choices) -> int:
 
     runs, without = find_runs(config.runs)
     for place in without:
-        print(f"note: there is no run in {place}.", file=sys.stderr)
+        print(f"note: no run was found in {place}.", file=sys.stderr)
     comparison = compare(runs, config.metric, config.split, config.select)
     if config.format == "table":
         text = table_text(comparison, to_file=config.output is not None)

@@ -102,8 +102,7 @@ def find_launcher(name: str, words: Sequence[str]) -> tuple[str, dict[str, Any]]
         return None
     if choice not in LAUNCHERS:
         raise ConfigError(
-            f"hydra/launcher={choice}: there is no such choice. "
-            f"{suggest(choice, ['basic', *LAUNCHERS])}"
+            f"hydra/launcher={choice}: unknown choice. {suggest(choice, ['basic', *LAUNCHERS])}"
         )
     if find_spec("submitit") is None or find_spec("hydra_plugins.hydra_submitit_launcher") is None:
         raise ConfigError(f"hydra/launcher={choice} needs an extra: pip install 'vit-swin[slurm]'.")
@@ -111,8 +110,8 @@ def find_launcher(name: str, words: Sequence[str]) -> tuple[str, dict[str, Any]]
     for word in settings:
         key = word.partition("=")[0].removeprefix("hydra.launcher.").partition(".")[0]
         if key not in known:
-            raise ConfigError(f"{word}: there is no such setting. {suggest(key, known)}")
-    # A run resumes wherever it was cut off, so a job that ran out of time may always go on.
+            raise ConfigError(f"{word}: unknown setting. {suggest(key, known)}")
+    # A run resumes wherever it was cut off, so a job that ran out of time may always be requeued.
     often = ["hydra.launcher.max_num_timeout=1000"] if "max_num_timeout" in known else []
     words = [f"++{word}" for word in (*often, *settings)]
     return LAUNCHERS[choice], _hydra_settings(name, [f"hydra/launcher={choice}", *words])

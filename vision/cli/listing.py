@@ -53,15 +53,15 @@ def choices(folders: Sequence[Path] = ()) -> dict[str, dict[str, str]]:
 
 
 def unknown_choice(file: str, folders: Sequence[Path]) -> str:
-    """Return the message for `group/choice` if there is no such file."""
+    """Return the message for `group/choice` if the file does not exist."""
     group, _, choice = file.removesuffix(".yaml").partition("/")
     known = choices(folders).get(group)
     if not known:
-        return f"there is no group of settings '{group}'. {suggest(group, choices(folders))}"
+        return f"unknown group of settings '{group}'. {suggest(group, choices(folders))}"
     near = suggest(choice, known)
     listed = "" if near.startswith("Known") else f" Known: {', '.join(sorted(known))}."
     timm = f" For a model of timm write model=timm model.name={choice}." if group == "model" else ""
-    return f"{group}={choice}: there is no such choice. {near}{listed}{timm}"
+    return f"{group}={choice}: unknown choice. {near}{listed}{timm}"
 
 
 def listing(words: Sequence[str]) -> str:
@@ -83,7 +83,7 @@ def listing(words: Sequence[str]) -> str:
         raise ConfigError(f"'{what}': unexpected {' '.join(rest)}.\n{USAGE}")
     meant = "pretrained" if what == "weights" else what  # its former name
     raise ConfigError(
-        f"there is no list '{what}'. {suggest(meant, [*LISTINGS, 'pretrained'])}\n{USAGE}"
+        f"unknown list '{what}'. {suggest(meant, [*LISTINGS, 'pretrained'])}\n{USAGE}"
     )
 
 
