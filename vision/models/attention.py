@@ -64,7 +64,7 @@ def learns_on_cpu(bias: Tensor | None) -> bool:
     """Whether this bias takes the explicit path because a gradient for it is wanted on a CPU."""
     if bias is None or not torch.is_grad_enabled():
         return False
-    return bias.requires_grad and bias.device.type == "cpu"
+    return bias.requires_grad and bias.device.type in ("cpu", "meta")  # counted as on a CPU
 
 
 def _fused(
