@@ -145,12 +145,10 @@ def _outer(b: Tensor, parts: tuple[int, ...], of: int) -> Tensor:
     """B (p o r) as one matrix (of·o p·r), which gives every part its own share of A x alone."""
     if of == 1:
         return b[0]
-    rows = []
-    for part in range(of):
-        place = parts.index(part) if part in parts else None
-        blocks = [b[i] if i == place else torch.zeros_like(b[i]) for i in range(len(parts))]
-        rows.append(torch.cat(blocks, dim=1))
-    return torch.cat(rows)
+    outer = b.new_zeros(of, b.shape[1], len(parts), b.shape[2])
+    for i, part in enumerate(parts):
+        outer[part, :, i] = b[i]
+    return rearrange(outer, "of o p r -> (of o) (p r)")
 
 
 def _layers(

@@ -4,7 +4,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from vision.models.attention import Observer, attention
+from vision.models.attention import ObservedAttention
 from vision.models.configs import ViTConfig
 from vision.models.layers import Mlp
 
@@ -53,17 +53,16 @@ class FirstTokenAndMean(PatchMean):
         return torch.cat([tokens[:, :1], super().forward(tokens)], dim=1)
 
 
-class AttentionPool(Pooling):
+class AttentionPool(ObservedAttention, Pooling):
     """Attention of a learned query to class token and patches, then a residual MLP (the MAP head of
     Set Transformer, Lee et al., ICML 2019; SigLIP, Zhai et al., ICCV 2023).
     """
-
-    observer: Observer | None = None
 
     def __init__(self, config: ViTConfig, prefix: int) -> None:
         super().__init__()
         width, self.registers = config.width, range(prefix - config.registers, prefix)
         self.heads = config.pool_heads or config.heads
+        self.scale = (width // self.heads) ** -0.5
         self.latent = nn.Parameter(torch.empty(1, 1, width))
         self.q = nn.Linear(width, width)
         self.kv = nn.Linear(width, 2 * width)
@@ -80,8 +79,7 @@ class AttentionPool(Pooling):
         query = self.q(self.latent).expand(tokens.shape[0], -1, -1)
         q = rearrange(query, "b one (h d) -> b h one d", h=self.heads)
         k, v = rearrange(self.kv(tokens), "b n (two h d) -> two b h n d", two=2, h=self.heads)
-        x = attention(q, k, v, scale=q.shape[-1] ** -0.5, observer=self.observer)
-        x = self.proj(x)
+        x = self.proj(self.attend(q, k, v))
         return x + self.mlp(self.norm(x))
 
 

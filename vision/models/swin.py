@@ -21,7 +21,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vision.config import pair
-from vision.models.attention import Observer, attention, learns_on_cpu
+from vision.models.attention import ObservedAttention, learns_on_cpu
 from vision.models.configs import AnySwinConfig
 from vision.models.initialization import init_conv, init_norms, trunc_normal
 from vision.models.layers import (
@@ -50,21 +50,20 @@ from vision.models.windows import (
 )
 
 
-class WindowAttention(nn.Module):
+class WindowAttention(ObservedAttention):
     """Self-attention within windows, softmax(q kᵀ / √d + B) v: W-MSA and, between windows that were
     shifted, SW-MSA (section 3.2).
     """
 
-    observer: Observer | None = None
     qkv_bias = True
     """Whether one bias vector of `qkv` serves queries, keys and values."""
-    held: tuple[Tensor | None, Tensor | None] | None = None
-    """A mask and the bias that goes with it, while `static_bias` holds them."""
 
     def __init__(
         self, config: AnySwinConfig, width: int, heads: int, stage: int, window: Grid
     ) -> None:
         super().__init__()
+        self.held: tuple[Tensor | None, Tensor | None] | None = None
+        """A mask and the bias that goes with it, while `static_bias` holds them."""
         self.heads, self.window, self.scale = heads, window, (width // heads) ** -0.5
         self.attention_dropout, self.dropout = config.attention_dropout, config.dropout
         self.qkv = nn.Linear(width, 3 * width, bias=self.qkv_bias)
@@ -118,16 +117,7 @@ class WindowAttention(nn.Module):
         """(b w·t c) → (b w·t c); each window attends to itself."""
         batch, bias = x.shape[0], self.bias(mask)
         q, k, v = self.project(x, bias)
-        x = attention(
-            q,
-            k,
-            v,
-            bias,
-            scale=self.scale,
-            dropout=self.attention_dropout if self.training else 0.0,
-            observer=self.observer,
-        )
-        x = rearrange(x, "(b w) t c -> b (w t) c", b=batch)
+        x = rearrange(self.attend(q, k, v, bias), "(b w) t c -> b (w t) c", b=batch)
         return F.dropout(self.proj(x), self.dropout, self.training)
 
 
@@ -233,10 +223,9 @@ class Swin(Classifier):
         self.patch_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.grid = self.patch_embed.grid(image_size)
         self.windows = stage_windows(config, image_size)
-        self.absolute_pos_embed: nn.Parameter | None = None
-        if config.positions == "absolute":
-            cells = self.grid[0] * self.grid[1]
-            self.absolute_pos_embed = nn.Parameter(torch.empty(1, cells, config.width))
+        table = torch.empty(1, self.grid[0] * self.grid[1], config.width)
+        absolute = config.positions == "absolute"
+        self.absolute_pos_embed = nn.Parameter(table) if absolute else None
         rates = drop_path_rates(config.drop_path, config.drop_path_schedule, sum(config.depths))
         shapes = self.shapes(self.grid)
         self.layers = nn.ModuleList(self._stage(s, shape, rates) for s, shape in enumerate(shapes))

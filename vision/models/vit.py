@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from vision.models.attention import Observer, attention, width_of_head
+from vision.models.attention import ObservedAttention, width_of_head
 from vision.models.configs import ViTConfig
 from vision.models.initialization import init_conv, init_norms, trunc_normal
 from vision.models.layers import (
@@ -35,10 +35,8 @@ HEAD = ("norm", "pooling", "representation", "projection", "head", "head_dist")
 """Parts behind the last block."""
 
 
-class Attention(nn.Module):
+class Attention(ObservedAttention):
     """Multi-head self-attention over all tokens of an image."""
-
-    observer: Observer | None = None
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -66,16 +64,8 @@ class Attention(nn.Module):
         q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
-        x = attention(
-            q,
-            k,
-            v,
-            bias,
-            scale=self.scale,
-            dropout=self.attention_dropout if self.training else 0.0,
-            observer=self.observer,
-        )
-        return F.dropout(self.proj(self.norm(x)), self.dropout, self.training)
+        x = self.norm(self.attend(q, k, v, bias))
+        return F.dropout(self.proj(x), self.dropout, self.training)
 
     def _qkv(self, x: Tensor) -> Tensor:
         """Queries, keys and values side by side: (b n 3·h·d)."""
@@ -105,9 +95,8 @@ class Block(nn.Module):
         super().__init__()
         width, eps, scale = config.width, config.norm_eps, config.layer_scale
         self.norm1 = nn.LayerNorm(width, eps=eps)
-        self.relative: RelativeBias | None = None
-        if config.relative_bias == "block":
-            self.relative = RelativeBias(grid, config.heads)
+        own = config.relative_bias == "block"
+        self.relative = RelativeBias(grid, config.heads) if own else None
         self.attn = Attention(config)
         self.ls1 = nn.Identity() if scale is None else LayerScale(width, scale)
         self.norm2 = nn.LayerNorm(width, eps=eps)
@@ -163,9 +152,8 @@ class ViT(Classifier):
         self.prefix = int(config.class_token) + int(config.distillation_token) + config.registers
         self.positions = added_positions(config, self.grid)
         self.rotary = rotary_positions(config, self.grid, self.prefix) if config.turns else None
-        self.relative: RelativeBias | None = None
-        if config.relative_bias == "shared":
-            self.relative = RelativeBias(self.grid, config.heads)
+        shared = config.relative_bias == "shared"
+        self.relative = RelativeBias(self.grid, config.heads) if shared else None
         self.norm_pre = nn.LayerNorm(width, eps=eps) if config.embedding_norm else nn.Identity()
         block = PostNormBlock if config.block_norm == "after" else Block
         rates = drop_path_rates(config.drop_path, config.drop_path_schedule, config.depth)
@@ -173,18 +161,12 @@ class ViT(Classifier):
         self.norm = nn.Identity() if config.pool_norm == "none" else nn.LayerNorm(width, eps=eps)
         self.pooling = build_pooling(config, self.prefix)
         pooled = width if config.distillation_token else self.pooling.vectors * width
-        self.representation: nn.Linear | None = None
-        if config.representation is not None:
-            self.representation = nn.Linear(pooled, config.representation)
-        self.projection: nn.Linear | None = None
-        if config.projection is not None:
-            inputs = config.representation or pooled
-            self.projection = nn.Linear(inputs, config.projection, bias=False)
-        features = config.projection or config.representation or pooled
-        self.head: nn.Module = nn.Linear(features, classes) if classes else nn.Identity()
-        self.head_dist: nn.Module | None = None
-        if config.distillation_token:
-            self.head_dist = nn.Linear(width, classes) if classes else nn.Identity()
+        hidden = config.representation or pooled
+        self.representation = nn.Linear(pooled, hidden) if config.representation else None
+        features = config.projection or hidden
+        self.projection = nn.Linear(hidden, features, bias=False) if config.projection else None
+        self.head = _head(features, classes)
+        self.head_dist = _head(width, classes) if config.distillation_token else None
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Images (b channels height width) → tokens (b n c), normed unless the norm follows the
@@ -275,6 +257,10 @@ class ViT(Classifier):
         for head in self.heads():
             if xavier and isinstance(head, nn.Linear):
                 nn.init.zeros_(head.weight)
+
+
+def _head(features: int, classes: int) -> nn.Module:
+    return nn.Linear(features, classes) if classes else nn.Identity()
 
 
 def _tokens(count: int, width: int) -> nn.Parameter | None:

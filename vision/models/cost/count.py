@@ -134,14 +134,9 @@ def cost(
             f"that is not negative; found image_size={image_size}, channels={channels}, "
             f"classes={classes}."
         )
+    built_for = size if trained_size is None else pair(trained_size)
     with torch.inference_mode(False):
-        model = build_model(
-            config,
-            size if trained_size is None else pair(trained_size),
-            channels=channels,
-            classes=classes,
-            device="meta",
-        )
+        model = build_model(config, built_for, channels=channels, classes=classes, device="meta")
         groups = groups_of(model)
         try:
             traced = trace(model, groups, (channels, *size))
