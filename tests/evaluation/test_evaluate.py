@@ -172,7 +172,7 @@ def test_model_is_restored_after_an_exception() -> None:
     with pytest.raises(OSError, match="the disk is gone"):
         run(model, broken())
     assert all(module.training for module in model.modules())
-    assert model.layers[0].blocks[0].static is None  # type: ignore[union-attr, index]
+    assert model.layers[0].blocks[0].attn.held is None  # type: ignore[union-attr, index]
 
 
 def test_static_biases_serve_every_batch_of_an_evaluation() -> None:

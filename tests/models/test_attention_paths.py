@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vision.models.attention import Observer, attention
 from vision.models.layers import static_bias
-from vision.models.swin import SwinBlock, WindowAttention
+from vision.models.swin import WindowAttention
 from vision.models.vit import Attention
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -135,8 +135,8 @@ def test_observed_weights_receive_gradients(family: str) -> None:
 # Static biases ----------------------------------------------------------------------------------
 
 
-def statics(model: nn.Module) -> list[Tensor | None]:
-    return [m.static for m in model.modules() if isinstance(m, SwinBlock)]
+def held(model: nn.Module) -> list[Any]:
+    return [m.held for m in model.modules() if isinstance(m, WindowAttention)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -146,10 +146,10 @@ def test_static_bias_gives_the_same_logits_and_is_gone_afterwards(family: str) -
     with torch.no_grad():
         expected = model(images), model(other)
         with static_bias(model):
-            assert "without" in family or all(s is not None for s in statics(model))
+            assert "without" in family or all(bias is not None for bias in held(model))
             assert torch.equal(model(images), expected[0])
             assert torch.equal(model(other), expected[1])
-        assert all(static is None for static in statics(model))
+        assert all(bias is None for bias in held(model))
         assert torch.equal(model(images), expected[0])
 
 
@@ -157,7 +157,7 @@ def test_static_bias_after_an_exception_is_gone() -> None:
     model = build("swin")
     with pytest.raises(KeyError), static_bias(model):
         raise KeyError
-    assert all(static is None for static in statics(model))
+    assert all(bias is None for bias in held(model))
 
 
 def test_static_bias_that_cannot_be_computed_leaves_nothing_behind() -> None:
@@ -165,7 +165,7 @@ def test_static_bias_that_cannot_be_computed_leaves_nothing_behind() -> None:
     attentions(model)[-1].relative_position_bias_table = nn.Parameter(torch.zeros(3, 4))
     with pytest.raises((IndexError, RuntimeError)), static_bias(model):
         pass
-    assert all(static is None for static in statics(model))
+    assert all(bias is None for bias in held(model))
 
 
 @pytest.mark.parametrize("family", ["swin", "swin_v2"])
@@ -173,13 +173,13 @@ def test_static_bias_computes_each_bias_once(family: str, monkeypatch: pytest.Mo
     model = build(family)
     calls: list[WindowAttention] = []
     kind = type(attentions(model)[0])
-    compute = kind.bias
+    compute = kind.position_bias
 
-    def counted(self: WindowAttention, mask: Tensor | None) -> Tensor | None:
+    def counted(self: WindowAttention) -> Tensor:
         calls.append(self)
-        return compute(self, mask)
+        return compute(self)
 
-    monkeypatch.setattr(kind, "bias", counted)
+    monkeypatch.setattr(kind, "position_bias", counted)
     with torch.no_grad(), static_bias(model):
         for _ in range(3):
             model(random_images(1, 3, *SIZE))

@@ -25,7 +25,7 @@ from torchvision.models import swin_transformer as torchvision_swin
 from vision.models.layers import Grid, static_bias
 from vision.models.swin import Swin, SwinBlock, WindowAttention
 from vision.models.swin_v2 import SwinV2Block, WindowAttentionV2
-from vision.models.windows import BlockWindows, StageIndex
+from vision.models.windows import BlockWindows, StageWindows
 
 VERSIONS = ["swin_tiny", "swinv2_tiny"]
 PEER_SIZE = {"swin_tiny": 224, "swinv2_tiny": 256}
@@ -209,15 +209,13 @@ def test_swin_at_another_size_equals_torchvision(version: str, size: Grid) -> No
 # What the comparisons above would see ----------------------------------------------------------
 
 
-def _no_residual(block: SwinBlock, x: Tensor, bias: Tensor | None, windows: BlockWindows) -> Tensor:
-    x = block.attn(block.norm1(x), block.attn.bias(windows.mask))
+def _no_residual(block: SwinBlock, x: Tensor, windows: BlockWindows) -> Tensor:
+    x = block.attn(block.norm1(x), windows.mask)
     return x + block.mlp(block.norm2(x))
 
 
-def _no_residual_v2(
-    block: SwinV2Block, x: Tensor, bias: Tensor | None, windows: BlockWindows
-) -> Tensor:
-    x = block.norm1(block.attn(x, block.attn.bias(windows.mask)))
+def _no_residual_v2(block: SwinV2Block, x: Tensor, windows: BlockWindows) -> Tensor:
+    x = block.norm1(block.attn(x, windows.mask))
     return x + block.norm2(block.mlp(x))
 
 
@@ -232,7 +230,7 @@ def test_swin_parity_with_a_part_taken_out_fails(
     match part:
         case "mask":
             unmasked = BlockWindows(None, None)
-            monkeypatch.setattr(StageIndex, "windows", lambda index, shifted: unmasked)
+            monkeypatch.setattr(StageWindows, "of_block", lambda windows, number: unmasked)
         case "bias":
             for family in (WindowAttention, WindowAttentionV2):
                 monkeypatch.setattr(family, "bias", lambda self, mask: mask)

@@ -10,20 +10,20 @@ from typing import Protocol, runtime_checkable
 import torch
 import torch.nn.functional as F
 from einops import rearrange, repeat
-from torch import Tensor
+from torch import Tensor, nn
 
 from vision.models.configs import ViTConfig
 
 Observer = Callable[[Tensor], Tensor]
-"""Is given the attention weights (b h n m) of a forward pass and returns those to go on with."""
+"""Takes the attention weights (b h n m) of a forward pass and returns those to continue with."""
 
 
 @runtime_checkable
 class Checker(Protocol):
-    """What an observer may also do: compare both paths on the same queries, keys and values."""
+    """An observer that also compares both paths on the same queries, keys and values."""
 
     def check(self, explicit: Tensor, fused: Callable[[], Tensor]) -> None:
-        """Is given the output (b h n d) of the explicit path, and a way to that of the fused."""
+        """Compare the output (b h n d) of the explicit path with that of the fused one."""
         ...
 
 
@@ -47,9 +47,9 @@ def attention(
     q, k, v: (b h n d). bias: (w h n n), where b is a multiple of w and runs over images first,
     windows second; w is 1 where all windows share one bias. Returns (b n (h d)).
 
-    The fused path is the default. The explicit path serves an observer, which wants to see the
-    weights, and a bias that is being learned on a CPU: torch's fused CPU kernel has no gradient for
-    it and would fall back to a slower version of the same.
+    The fused path is the default. The explicit path serves an observer, which needs the weights,
+    and a bias that is learned on a CPU: torch's fused CPU kernel has no gradient for it and would
+    fall back to a slower version of the same.
     """
     if observer is not None or learns_on_cpu(bias):
         out = _explicit(q, k, v, bias, scale, dropout, observer)
@@ -60,11 +60,24 @@ def attention(
     return rearrange(out, "b h n d -> b n (h d)")
 
 
+class ObservedAttention(nn.Module):
+    """A module that attends, with the observer of its weights and their dropout in training."""
+
+    observer: Observer | None = None
+    attention_dropout = 0.0
+    scale: float
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+        """(b h n d) → (b n (h d)); see `attention`."""
+        dropout = self.attention_dropout if self.training else 0.0
+        return attention(q, k, v, bias, scale=self.scale, dropout=dropout, observer=self.observer)
+
+
 def learns_on_cpu(bias: Tensor | None) -> bool:
     """Whether this bias takes the explicit path because a gradient for it is wanted on a CPU."""
     if bias is None or not torch.is_grad_enabled():
         return False
-    return bias.requires_grad and bias.device.type == "cpu"
+    return bias.requires_grad and bias.device.type in ("cpu", "meta")  # counted as on a CPU
 
 
 def _fused(

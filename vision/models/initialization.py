@@ -31,9 +31,8 @@ def init_conv(conv: nn.Conv2d, kind: str, generator: torch.Generator) -> None:
         if conv.bias is not None:
             nn.init.uniform_(conv.bias, -bound, bound, generator=generator)
         return
-    std = (
-        bound / 0.87962566103423978
-    )  # a normal cut at two deviations keeps this much of its spread
+    # A normal distribution cut at two deviations keeps this share of its standard deviation.
+    std = bound / 0.87962566103423978
     nn.init.trunc_normal_(conv.weight, std=std, a=-2 * std, b=2 * std, generator=generator)
     if conv.bias is not None:
         nn.init.zeros_(conv.bias)

@@ -241,50 +241,6 @@ def ceil_div(number: int, divisor: int) -> int:
     return -(-number // divisor)
 
 
-class Pooling(nn.Module):
-    """What the head of a ViT sees of its tokens; one small class for each choice of `pool`.
-
-    forward: tokens (b n c), prefix tokens first → vectors (b k c), side by side for the head.
-    """
-
-    vectors = 1
-    """Vectors of each image."""
-
-
-class FirstTokens(Pooling):
-    """The class token, and the distillation token after it."""
-
-    def __init__(self, tokens: int) -> None:
-        super().__init__()
-        self.vectors = tokens
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """(b n c) → (b k c)"""
-        return tokens[:, : self.vectors]
-
-
-class PatchMean(Pooling):
-    """The mean of the patches."""
-
-    def __init__(self, prefix: int) -> None:
-        super().__init__()
-        self.prefix = prefix
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """(b n c) → (b 1 c)"""
-        return tokens[:, self.prefix :].mean(dim=1, keepdim=True)
-
-
-class FirstTokenAndMean(PatchMean):
-    """The class token and the mean of the patches (DINOv2)."""
-
-    vectors = 2
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """(b n c) → (b 2 c)"""
-        return torch.cat([tokens[:, :1], super().forward(tokens)], dim=1)
-
-
 @contextmanager
 def static_bias(model: nn.Module) -> Iterator[None]:
     """Compute position biases once, for as long as the context lasts.

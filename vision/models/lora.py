@@ -107,7 +107,7 @@ def add_lora(
         drawn, bound = torch.empty(low_rank.lora_a.shape), 1 / math.sqrt(layer.in_features)
         with torch.no_grad():
             low_rank.lora_a.copy_(nn.init.uniform_(drawn, -bound, bound, generator=generator))
-        _put(model, name, low_rank)
+        model.set_submodule(name, low_rank)
     return [name for name, *_ in found]
 
 
@@ -117,7 +117,7 @@ def merge_lora(model: nn.Module) -> int:
     """
     found = [(name, m) for name, m in model.named_modules() if isinstance(m, LoraLinear)]
     for name, layer in found:
-        _put(model, name, layer.merged())
+        model.set_submodule(name, layer.merged())
     return len(found)
 
 
@@ -145,12 +145,10 @@ def _outer(b: Tensor, parts: tuple[int, ...], of: int) -> Tensor:
     """B (p o r) as one matrix (of·o p·r), which gives every part its own share of A x alone."""
     if of == 1:
         return b[0]
-    rows = []
-    for part in range(of):
-        place = parts.index(part) if part in parts else None
-        blocks = [b[i] if i == place else torch.zeros_like(b[i]) for i in range(len(parts))]
-        rows.append(torch.cat(blocks, dim=1))
-    return torch.cat(rows)
+    outer = b.new_zeros(of, b.shape[1], len(parts), b.shape[2])
+    for i, part in enumerate(parts):
+        outer[part, :, i] = b[i]
+    return rearrange(outer, "of o p r -> (of o) (p r)")
 
 
 def _layers(
@@ -158,14 +156,10 @@ def _layers(
 ) -> Iterator[tuple[str, nn.Linear, tuple[int, ...], int]]:
     """Name, layer, parts and their number for every layer of a block that targets name."""
     for name, module in model.named_modules():
-        last = name.rpartition(".")[2]
-        if not isinstance(module, nn.Linear) or "blocks" not in name.split("."):
-            continue
-        if last not in ("qkv", "proj", "fc1", "fc2"):
-            continue
-        parts, of = _parts(name, targets)
-        if parts:
-            yield name, module, parts, of
+        if isinstance(module, nn.Linear) and "blocks" in name.split("."):
+            parts, of = _parts(name, targets)
+            if parts:
+                yield name, module, parts, of
 
 
 def _parts(name: str, targets: Collection[str]) -> tuple[tuple[int, ...], int]:
@@ -173,12 +167,4 @@ def _parts(name: str, targets: Collection[str]) -> tuple[tuple[int, ...], int]:
     last = name.rpartition(".")[2]
     if last == "qkv":
         return tuple(i for i, part in enumerate(QKV) if part in targets), len(QKV)
-    return ((0,) if last in targets else ()), 1
-
-
-def _parent(name: str) -> str:
-    return name.rpartition(".")[0]
-
-
-def _put(model: nn.Module, name: str, layer: nn.Module) -> None:
-    setattr(model.get_submodule(_parent(name)), name.rpartition(".")[2], layer)
+    return ((0,) if last in targets and last not in QKV else ()), 1

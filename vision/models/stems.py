@@ -1,4 +1,4 @@
-"""Stems of a ViT beyond the plain patch embedding (`PatchEmbed` in layers.py)."""
+"""Stems of a ViT, from pixels to tokens: `PatchEmbed` of layers.py and its variants."""
 
 import torch.nn.functional as F
 from einops import rearrange
@@ -25,3 +25,12 @@ class NormedPatches(PatchEmbed):
         pixels = rearrange(images, "b c (y p) (x q) -> b y x (c p q)", p=p, q=q)
         tokens = F.linear(self.norm_before(pixels), self.proj.weight.flatten(1), self.proj.bias)
         return rearrange(self.norm_after(tokens), "b y x c -> b c y x")
+
+
+def build_stem(config: ViTConfig, channels: int) -> PatchEmbed:
+    """The stem of `config.stem`."""
+    match config.stem:
+        case "patch_normed":
+            return NormedPatches(config, channels)
+        case "patch" | "patch_no_bias" as kind:
+            return PatchEmbed(channels, config.width, pair(config.patch_size), kind == "patch")

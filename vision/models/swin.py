@@ -1,10 +1,18 @@
-"""The Swin Transformer (Liu et al., ICCV 2021), in window order (see `vision/models/windows.py`).
+"""The Swin Transformer (Liu et al., ICCV 2021), section by section of the paper.
 
-Axes: b batch · w windows · t tokens of a window · c width of a token (doubled from stage to stage)
-· h heads · d width of a head · y, x rows and columns of the grid of a stage.
+An image is split into patches, each embedded as a token. In every stage tokens attend within
+windows; the windows of every second block are shifted, so that neighbouring windows are connected.
+Between stages 2 × 2 neighbouring tokens are merged into one of twice the width.
+
+Tokens always lie window by window in memory (docs/decisions/0001-window-order.md). A shift, a merge
+or the return to rows is therefore one gather, by indices that `vision/models/windows.py` derives
+from the geometry.
+
+Axes: b batch · w windows · t tokens of a window · n = w·t tokens of a grid in whole windows · c
+width of a token (doubled from stage to stage) · h heads · d width of a head · y, x rows and columns
+of the grid of a stage.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,7 +21,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vision.config import pair
-from vision.models.attention import Observer, attention, learns_on_cpu
+from vision.models.attention import ObservedAttention, learns_on_cpu
 from vision.models.configs import AnySwinConfig
 from vision.models.initialization import init_conv, init_norms, trunc_normal
 from vision.models.layers import (
@@ -30,96 +38,93 @@ from vision.models.layers import (
 from vision.models.positions.added import resize_table
 from vision.models.windows import (
     BlockWindows,
-    StageGeometry,
-    StageIndex,
     StageShape,
-    leave_stage,
+    StageWindows,
+    partition,
     relative_index,
-    shift_windows,
-    stage_index,
+    row_order,
     stage_shapes,
+    stage_tensors,
     stage_windows,
-    unshift_windows,
+    to_rows,
 )
 
 
-class WindowAttention(nn.Module):
-    """Multi-head self-attention within windows, with a learned bias per relative position."""
+class WindowAttention(ObservedAttention):
+    """Self-attention within windows, softmax(q kᵀ / √d + B) v: W-MSA and, between windows that were
+    shifted, SW-MSA (section 3.2).
+    """
 
-    observer: Observer | None = None
+    qkv_bias = True
+    """Whether one bias vector of `qkv` serves queries, keys and values."""
 
     def __init__(
         self, config: AnySwinConfig, width: int, heads: int, stage: int, window: Grid
     ) -> None:
         super().__init__()
-        self.heads, self.window = heads, window
-        self.scale = (width // heads) ** -0.5
+        self.held: tuple[Tensor | None, Tensor | None] | None = None
+        """A mask and the bias that goes with it, while `static_bias` holds them."""
+        self.heads, self.window, self.scale = heads, window, (width // heads) ** -0.5
         self.attention_dropout, self.dropout = config.attention_dropout, config.dropout
-        self.qkv = nn.Linear(width, 3 * width)
+        self.qkv = nn.Linear(width, 3 * width, bias=self.qkv_bias)
         self.proj = nn.Linear(width, width)
-        self.relative_position_bias_table: nn.Parameter | None = None
-        if config.positions == "relative":
-            rows = (2 * window[0] - 1) * (2 * window[1] - 1)
-            self.relative_position_bias_table = nn.Parameter(torch.empty(rows, heads))
-            self.relative = Derived(relative_index, window)
+        self.positioned = config.positions == "relative"
+        if self.positioned:
+            self.add_positions(config, stage)
 
-    def bias(self, mask: Tensor | None) -> Tensor | None:
-        """What is added to the scores: relative positions and mask, (w h t t) or (1 h t t)."""
-        if self.relative_position_bias_table is None:
-            return mask
+    def add_positions(self, config: AnySwinConfig, stage: int) -> None:
+        """Create the table of B: one row per offset between two tokens of a window."""
+        rows = (2 * self.window[0] - 1) * (2 * self.window[1] - 1)
+        self.relative_position_bias_table = nn.Parameter(torch.empty(rows, self.heads))
+        self.relative = Derived(relative_index, self.window)
+
+    def position_bias(self) -> Tensor:
+        """B of equation 4: (1 h t t)."""
         (index,) = self.relative(self.window)
-        return self._by_pair(self.relative_position_bias_table, index, mask)
+        return self.by_pair(self.relative_position_bias_table, index)
 
-    def _by_pair(self, table: Tensor, index: Tensor, mask: Tensor | None) -> Tensor:
-        """The rows of a table (offsets h) laid out for every pair of a window's tokens, with the
-        mask.
-        """
+    def by_pair(self, table: Tensor, index: Tensor) -> Tensor:
+        """The rows of a table (offsets h) for every pair of tokens of a window: (1 h t t)."""
         # index_select, because the gradient of table[index] is not deterministic with several
         # threads.
         pairs = table.transpose(0, 1).index_select(1, index)
-        bias = rearrange(pairs, "h (t s) -> 1 h t s", t=self.window[0] * self.window[1])
-        return bias if mask is None else bias + mask
+        return rearrange(pairs, "h (t s) -> 1 h t s", t=self.window[0] * self.window[1])
+
+    def bias(self, mask: Tensor | None) -> Tensor | None:
+        """The sum of position bias and mask: (w h t t), or (1 h t t) where windows are alike."""
+        if self.held is not None and self.held[0] is mask:
+            return self.held[1]
+        if not self.positioned:
+            return mask
+        return self.position_bias() if mask is None else self.position_bias() + mask
 
     def init_positions(self, generator: torch.Generator) -> None:
         """Draw the bias table."""
-        if self.relative_position_bias_table is not None:
+        if self.positioned:
             trunc_normal(self.relative_position_bias_table, 0.02, generator)
 
-    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """(b w·t c) in window order → the same"""
-        slots, tokens = x.shape[1], self.window[0] * self.window[1]
-        qkv = rearrange(
-            self.qkv(x),
-            "b (w t) (three h d) -> three (b w) h t d",
-            t=tokens,
-            three=3,
-            h=self.heads,
-        )
+    def project(self, x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens (b w·t c) → queries, keys and values of each window: (b·w h t d)."""
+        tokens = self.window[0] * self.window[1]
+        pattern = "b (w t) (three h d) -> three (b w) h t d"
+        qkv = rearrange(self.qkv(x), pattern, t=tokens, three=3, h=self.heads)
         if learns_on_cpu(bias):
             qkv = qkv.contiguous()  # one copy, where the matrix products would make three
         q, k, v = qkv.unbind(0)
-        return self._finish(self._attend(q, k, v, bias), slots)
+        return q, k, v
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-        return attention(
-            q,
-            k,
-            v,
-            bias,
-            scale=self.scale,
-            dropout=self.attention_dropout if self.training else 0.0,
-            observer=self.observer,
-        )
-
-    def _finish(self, x: Tensor, slots: int) -> Tensor:
-        x = rearrange(x, "(b w) t c -> b (w t) c", w=slots // x.shape[1])
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """(b w·t c) → (b w·t c); each window attends to itself."""
+        batch, bias = x.shape[0], self.bias(mask)
+        q, k, v = self.project(x, bias)
+        x = rearrange(self.attend(q, k, v, bias), "(b w) t c -> b (w t) c", b=batch)
         return F.dropout(self.proj(x), self.dropout, self.training)
 
 
 class SwinBlock(nn.Module):
-    """Pre-norm block: window attention, then MLP, each on a residual branch."""
+    """Pre-norm block: window attention, then MLP, each on a residual branch (equation 3)."""
 
-    attention_class: type[nn.Module] = WindowAttention
+    attention_class = WindowAttention
 
     def __init__(
         self,
@@ -131,88 +136,81 @@ class SwinBlock(nn.Module):
         drop_path: float,
     ) -> None:
         super().__init__()
-        self.static: Tensor | None = None
-        """Bias and mask at the configured size, while `static_bias` holds them."""
         self.norm1 = nn.LayerNorm(width, eps=config.norm_eps)
-        self.attn: Any = self.attention_class(config, width, heads, stage, window)
+        self.attn = self.attention_class(config, width, heads, stage, window)
         self.norm2 = nn.LayerNorm(width, eps=config.norm_eps)
         self.mlp = Mlp(width, int(width * config.mlp_ratio), config.dropout)
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Tensor, bias: Tensor | None, windows: BlockWindows) -> Tensor:
-        """(b w·t c) in this block's window order → the same. `bias` is computed unless given."""
-        bias = self.attn.bias(windows.mask) if bias is None else bias
-        x = x + self.drop_path(self.attn(windows.zero_padding(self.norm1(x)), bias))
+    def forward(self, x: Tensor, windows: BlockWindows) -> Tensor:
+        """(b n c) → (b n c), in the order of this block's windows."""
+        attended = self.attn(windows.zero_padding(self.norm1(x)), windows.mask)
+        x = x + self.drop_path(attended)
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
 class PatchMerging(nn.Module):
-    """Four neighbouring tokens become one of twice the width."""
+    """Each group of 2 × 2 neighbouring tokens becomes one of twice the width (section 3.1)."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(4 * width, eps=eps)
         self.reduction = nn.Linear(4 * width, 2 * width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(b n 4·c) → (b n 2·c)"""
-        return self.reduction(self.norm(x))
+    def forward(self, x: Tensor, windows: StageWindows) -> Tensor:
+        """Tokens (b 4·n c) of the previous stage → (b n 2·c), in this stage's plain windows."""
+        return self.reduction(self.norm(windows.merge_neighbours(x)))
 
 
 class Stage(nn.Module):
-    """Blocks of one resolution, plain and shifted windows in turn, after a merging if it is not the
-    first.
-    """
+    """Blocks of one resolution, after a patch merging if it is not the first stage."""
 
     def __init__(
-        self,
-        downsample: nn.Module | None,
-        blocks: list[SwinBlock],
-        shape: StageShape,
-        following: StageShape | None,
+        self, downsample: nn.Module | None, blocks: list[SwinBlock], shape: StageShape
     ) -> None:
         super().__init__()
         self.downsample = downsample
-        self.blocks = nn.ModuleList(blocks)
-        self.layout = Derived(stage_index, self.geometry(shape, following))
+        self.blocks: Any = nn.ModuleList(blocks)
+        self.tensors = Derived(stage_tensors, shape)
 
-    def geometry(self, shape: StageShape, following: StageShape | None) -> StageGeometry:
-        """This stage's geometry when its grid and the next stage's are of these shapes."""
-        return StageGeometry(shape, following, ends_shifted=len(self.blocks) % 2 == 0)
+    def windows(self, shape: StageShape) -> StageWindows:
+        """The windows of this stage when its grid is of this shape."""
+        return StageWindows(*self.tensors(shape))
 
-    def forward(self, x: Tensor, geometry: StageGeometry, recompute: bool) -> Tensor:
-        """(b n c), or (b n 4·c) before a merging, in plain window order → as the next stage takes
-        them.
+    def forward(self, x: Tensor, shape: StageShape, recompute: bool) -> Tensor:
+        """Tokens of the previous stage (of the first: embedded patches) → (b n c), in the windows
+        of the last block.
         """
+        windows = self.windows(shape)
         if self.downsample is not None:
-            x = self.downsample(x)
-        index = StageIndex(*self.layout(geometry))
+            x = self.downsample(x, windows)
+        # Section 3.2, "shifted window partitioning in successive blocks": plain and shifted windows
+        # in turn. After a last, shifted block the way back is part of the next gather.
         for i, block in enumerate(self.blocks):
-            shifted = i % 2 == 1
             if i > 0:
-                x = shift_windows(x, index) if shifted else unshift_windows(x, index)
-            static = block.static if geometry == self.layout.geometry else None
-            x = run_block(block, x, static, index.windows(shifted), recompute=recompute)
-        return leave_stage(x, index)
+                x = windows.shift(x) if i % 2 else windows.shift_back(x)
+            x = run_block(block, x, windows.of_block(i), recompute=recompute)
+        return x
 
     def hold_biases(self) -> None:
         """Keep the biases of all blocks at the configured size; see `static_bias`."""
-        index = StageIndex(*self.layout(self.layout.geometry))
+        windows = self.windows(self.tensors.geometry)
         for i, block in enumerate(self.blocks):
-            block.static = block.attn.bias(index.windows(i % 2 == 1).mask)  # type: ignore
+            mask = windows.of_block(i).mask
+            block.attn.held = mask, block.attn.bias(mask)
 
     def drop_biases(self) -> None:
         """Compute biases in every forward pass again."""
         for block in self.blocks:
-            block.static = None  # type: ignore[assignment]
+            block.attn.held = None
 
 
 class Swin(Classifier):
-    """Stages of window attention, each at half the resolution; a linear head on the mean of the
-    tokens.
+    """Stages of window attention, each at half the resolution of the one before; a linear head on
+    the mean of the tokens (figure 3).
     """
 
-    block_class: type[SwinBlock] = SwinBlock
+    block_class = SwinBlock
     merging_class: type[nn.Module] = PatchMerging
     undecayed = frozenset({"relative_position_bias_table", "absolute_pos_embed"})
 
@@ -225,11 +223,13 @@ class Swin(Classifier):
         self.patch_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.grid = self.patch_embed.grid(image_size)
         self.windows = stage_windows(config, image_size)
-        self.absolute_pos_embed: nn.Parameter | None = None
-        if config.positions == "absolute":
-            cells = self.grid[0] * self.grid[1]
-            self.absolute_pos_embed = nn.Parameter(torch.empty(1, cells, config.width))
-        self.layers = nn.ModuleList(self._stages())
+        table = torch.empty(1, self.grid[0] * self.grid[1], config.width)
+        absolute = config.positions == "absolute"
+        self.absolute_pos_embed = nn.Parameter(table) if absolute else None
+        rates = drop_path_rates(config.drop_path, config.drop_path_schedule, sum(config.depths))
+        shapes = self.shapes(self.grid)
+        self.layers = nn.ModuleList(self._stage(s, shape, rates) for s, shape in enumerate(shapes))
+        self.row_order = Derived(row_order, shapes[-1])
         width = self._width(len(config.depths) - 1)
         self.norm = nn.LayerNorm(width, eps=config.norm_eps)
         self.head: nn.Module = nn.Linear(width, classes) if classes else nn.Identity()
@@ -237,50 +237,40 @@ class Swin(Classifier):
     def _width(self, stage: int) -> int:
         return self.config.width * 2**stage
 
+    def _stage(self, s: int, shape: StageShape, rates: list[float]) -> Stage:
+        config, first = self.config, sum(self.config.depths[:s])
+        merging = self.merging_class(self._width(s - 1), config.norm_eps) if s else None
+        blocks = [
+            self.block_class(config, self._width(s), config.heads[s], s, shape.window, rate)
+            for rate in rates[first : first + config.depths[s]]
+        ]
+        return Stage(merging, blocks, shape)
+
     def shapes(self, grid: Grid) -> list[StageShape]:
         """The geometry of every stage for a first grid. Windows keep their configured size."""
         return stage_shapes(self.config, self.windows, grid)
 
-    def _stages(self) -> Iterator[Stage]:
-        config = self.config
-        rates = iter(
-            drop_path_rates(config.drop_path, config.drop_path_schedule, sum(config.depths))
-        )
-        shapes = self.shapes(self.grid)
-        for s, (depth, heads) in enumerate(zip(config.depths, config.heads, strict=True)):
-            blocks = [
-                self.block_class(config, self._width(s), heads, s, self.windows[s], next(rates))
-                for _ in range(depth)
-            ]
-            merging = self.merging_class(self._width(s - 1), config.norm_eps) if s else None
-            yield Stage(merging, blocks, shapes[s], _following(shapes, s))
-
     def forward_features(self, images: Tensor) -> Tensor:
         """Images (b channels height width) → normed tokens (b y·x c), row by row."""
-        grid = self.patch_embed.grid((images.shape[-2], images.shape[-1]))
-        shapes = self.shapes(grid)
-        h, w = self.windows[0]
-        x = self.patch_embed(images, multiple=(h, w))
-        x = self.patch_norm(rearrange(x, "b c (wy h) (wx w) -> b (wy wx h w) c", h=h, w=w))
+        shapes = self.shapes(self.patch_embed.grid((images.shape[-2], images.shape[-1])))
+        # Section 3.1: split the image into patches and embed each; padded to whole windows.
+        x = self.patch_embed(images, multiple=self.windows[0])
+        # Section 3.2: partition the grid into windows. Tokens stay in this order to the end.
+        x = self.patch_norm(partition(x, self.windows[0]))
         if self.absolute_pos_embed is not None:
             x = x + self._absolute_positions(self.absolute_pos_embed, shapes[0])
         x = F.dropout(x, self.config.dropout, self.training)
-        for s, stage in enumerate(self.layers):
-            assert isinstance(stage, Stage)
-            geometry = stage.geometry(shapes[s], _following(shapes, s))
-            x = stage(x, geometry, self.config.checkpoint_activations)
-            if s + 1 < len(self.layers):
-                x = rearrange(x, "b (n four) c -> b n (four c)", four=4)
-        return self.norm(x)
+        # Each stage merges patches (from the second on), then attends in plain and shifted windows.
+        for stage, shape in zip(self.layers, shapes, strict=True):
+            x = stage(x, shape, self.config.checkpoint_activations)
+        return self.norm(to_rows(x, *self.row_order(shapes[-1])))
 
     def _absolute_positions(self, table: Tensor, shape: StageShape) -> Tensor:
-        """The table at this grid, in plain window order, zero on padding: (1 slots c)."""
+        """The table at this grid, in plain window order, zero on padding: (1 n c)."""
         if shape.grid != self.grid:
             table = resize_table(table, self.grid, shape.grid)
         cells = rearrange(table, "one (y x) c -> one c y x", y=shape.grid[0])
-        h, w = shape.window
-        cells = pad_to_multiple(cells, shape.window)
-        return rearrange(cells, "one c (wy h) (wx w) -> one (wy wx h w) c", h=h, w=w)
+        return partition(pad_to_multiple(cells, shape.window), shape.window)
 
     def pool(self, features: Tensor) -> Tensor:
         """Tokens (b n c) → their mean (b c)"""
@@ -311,7 +301,3 @@ class Swin(Classifier):
                 module.init_positions(generator)
         if self.absolute_pos_embed is not None:
             trunc_normal(self.absolute_pos_embed, 0.02, generator)
-
-
-def _following(shapes: list[StageShape], stage: int) -> StageShape | None:
-    return shapes[stage + 1] if stage + 1 < len(shapes) else None

@@ -24,13 +24,10 @@ class TimmModel(Classifier):
         self.model = _create(config, image_size, channels, classes)
         if config.checkpoint_activations:
             self.model.set_grad_checkpointing(enable=True)
-        self.layers = self._layers()
-
-    def _layers(self) -> dict[str, int]:
-        if not hasattr(self.model, "group_matcher"):
-            return {}
-        matcher = self.model.group_matcher(coarse=False)
-        return dict(group_parameters(self.model, matcher, reverse=True))
+        self.layers: dict[str, int] = {}
+        if hasattr(self.model, "group_matcher"):
+            matcher = self.model.group_matcher(coarse=False)
+            self.layers = dict(group_parameters(self.model, matcher, reverse=True))
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Images (b channels height width) → timm's features of this model"""

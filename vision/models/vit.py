@@ -12,39 +12,31 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from vision.config import pair
-from vision.models.attention import Observer, attention, width_of_head
+from vision.models.attention import ObservedAttention, width_of_head
 from vision.models.configs import ViTConfig
 from vision.models.initialization import init_conv, init_norms, trunc_normal
 from vision.models.layers import (
     Classifier,
     DropPath,
-    FirstTokenAndMean,
-    FirstTokens,
     GatedMlp,
     Grid,
     Mlp,
-    PatchEmbed,
-    PatchMean,
-    Pooling,
     drop_path_rates,
     run_block,
 )
 from vision.models.lora import linear_with_bias
-from vision.models.pooling import AttentionPool
+from vision.models.pooling import AttentionPool, build_pooling
 from vision.models.positions.added import added_positions
 from vision.models.positions.relative import RelativeBias
 from vision.models.positions.rotary import Rotation, rotary_positions, rotate
-from vision.models.stems import NormedPatches
+from vision.models.stems import build_stem
 
 HEAD = ("norm", "pooling", "representation", "projection", "head", "head_dist")
 """Parts behind the last block."""
 
 
-class Attention(nn.Module):
+class Attention(ObservedAttention):
     """Multi-head self-attention over all tokens of an image."""
-
-    observer: Observer | None = None
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -57,10 +49,8 @@ class Attention(nn.Module):
         if config.qkv_bias == "qv":
             self.q_bias = nn.Parameter(torch.empty(inner))
             self.v_bias = nn.Parameter(torch.empty(inner))
-        self.q_norm: nn.Module | None = None
-        if config.qk_norm:
-            self.q_norm = nn.LayerNorm(head_width, eps=eps)
-            self.k_norm = nn.LayerNorm(head_width, eps=eps)
+        self.q_norm = nn.LayerNorm(head_width, eps=eps) if config.qk_norm else nn.Identity()
+        self.k_norm = nn.LayerNorm(head_width, eps=eps) if config.qk_norm else nn.Identity()
         self.norm = nn.LayerNorm(inner, eps=eps) if config.attention_norm else nn.Identity()
         self.proj = nn.Linear(inner, config.width)
 
@@ -71,20 +61,11 @@ class Attention(nn.Module):
         q, k, v = rearrange(
             self._qkv(x), "b n (three h d) -> three b h n d", three=3, h=self.heads
         ).unbind(0)
-        if self.q_norm is not None:
-            q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
+        q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
-        x = attention(
-            q,
-            k,
-            v,
-            bias,
-            scale=self.scale,
-            dropout=self.attention_dropout if self.training else 0.0,
-            observer=self.observer,
-        )
-        return F.dropout(self.proj(self.norm(x)), self.dropout, self.training)
+        x = self.norm(self.attend(q, k, v, bias))
+        return F.dropout(self.proj(x), self.dropout, self.training)
 
     def _qkv(self, x: Tensor) -> Tensor:
         """Queries, keys and values side by side: (b n 3·h·d)."""
@@ -114,9 +95,8 @@ class Block(nn.Module):
         super().__init__()
         width, eps, scale = config.width, config.norm_eps, config.layer_scale
         self.norm1 = nn.LayerNorm(width, eps=eps)
-        self.relative: RelativeBias | None = None
-        if config.relative_bias == "block":
-            self.relative = RelativeBias(grid, config.heads)
+        own = config.relative_bias == "block"
+        self.relative = RelativeBias(grid, config.heads) if own else None
         self.attn = Attention(config)
         self.ls1 = nn.Identity() if scale is None else LayerScale(width, scale)
         self.norm2 = nn.LayerNorm(width, eps=eps)
@@ -164,7 +144,7 @@ class ViT(Classifier):
         super().__init__()
         self.config = config
         width, eps = config.width, config.norm_eps
-        self.patch_embed = _stem(config, channels)
+        self.patch_embed = build_stem(config, channels)
         self.grid = self.patch_embed.grid(image_size)
         self.cls_token = _tokens(int(config.class_token), width)
         self.dist_token = _tokens(int(config.distillation_token), width)
@@ -172,28 +152,21 @@ class ViT(Classifier):
         self.prefix = int(config.class_token) + int(config.distillation_token) + config.registers
         self.positions = added_positions(config, self.grid)
         self.rotary = rotary_positions(config, self.grid, self.prefix) if config.turns else None
-        self.relative: RelativeBias | None = None
-        if config.relative_bias == "shared":
-            self.relative = RelativeBias(self.grid, config.heads)
+        shared = config.relative_bias == "shared"
+        self.relative = RelativeBias(self.grid, config.heads) if shared else None
         self.norm_pre = nn.LayerNorm(width, eps=eps) if config.embedding_norm else nn.Identity()
         block = PostNormBlock if config.block_norm == "after" else Block
         rates = drop_path_rates(config.drop_path, config.drop_path_schedule, config.depth)
         self.blocks = nn.ModuleList(block(config, self.grid, rate) for rate in rates)
         self.norm = nn.Identity() if config.pool_norm == "none" else nn.LayerNorm(width, eps=eps)
-        self.pooling = _pooling(config, self.prefix)
+        self.pooling = build_pooling(config, self.prefix)
         pooled = width if config.distillation_token else self.pooling.vectors * width
-        self.representation: nn.Linear | None = None
-        if config.representation is not None:
-            self.representation = nn.Linear(pooled, config.representation)
-        self.projection: nn.Linear | None = None
-        if config.projection is not None:
-            inputs = config.representation or pooled
-            self.projection = nn.Linear(inputs, config.projection, bias=False)
-        features = config.projection or config.representation or pooled
-        self.head: nn.Module = nn.Linear(features, classes) if classes else nn.Identity()
-        self.head_dist: nn.Module | None = None
-        if config.distillation_token:
-            self.head_dist = nn.Linear(width, classes) if classes else nn.Identity()
+        hidden = config.representation or pooled
+        self.representation = nn.Linear(pooled, hidden) if config.representation else None
+        features = config.projection or hidden
+        self.projection = nn.Linear(hidden, features, bias=False) if config.projection else None
+        self.head = _head(features, classes)
+        self.head_dist = _head(width, classes) if config.distillation_token else None
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Images (b channels height width) → tokens (b n c), normed unless the norm follows the
@@ -278,36 +251,16 @@ class ViT(Classifier):
             nn.init.zeros_(self.cls_token)
         elif self.cls_token is not None:
             trunc_normal(self.cls_token, 0.02, generator)
-        if self.reg_token is not None:
-            trunc_normal(self.reg_token, 1e-6, generator)
-        if self.dist_token is not None:
-            trunc_normal(self.dist_token, 0.02, generator)
-        for head in (self.head, self.head_dist):
+        for token, std in ((self.reg_token, 1e-6), (self.dist_token, 0.02)):
+            if token is not None:
+                trunc_normal(token, std, generator)
+        for head in self.heads():
             if xavier and isinstance(head, nn.Linear):
                 nn.init.zeros_(head.weight)
 
 
-def _stem(config: ViTConfig, channels: int) -> PatchEmbed:
-    """From pixels to tokens."""
-    match config.stem:
-        case "patch_normed":
-            return NormedPatches(config, channels)
-        case "patch" | "patch_no_bias" as kind:
-            patch = pair(config.patch_size)
-            return PatchEmbed(channels, config.width, patch, bias=kind == "patch")
-
-
-def _pooling(config: ViTConfig, prefix: int) -> Pooling:
-    """From tokens, of which `prefix` come before the patches, to what the head sees."""
-    match config.pool:
-        case "class_token":
-            return FirstTokens(1 + int(config.distillation_token))
-        case "mean":
-            return PatchMean(prefix)
-        case "class_token_and_mean":
-            return FirstTokenAndMean(prefix)
-        case "attention":
-            return AttentionPool(config, prefix)
+def _head(features: int, classes: int) -> nn.Module:
+    return nn.Linear(features, classes) if classes else nn.Identity()
 
 
 def _tokens(count: int, width: int) -> nn.Parameter | None:

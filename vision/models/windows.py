@@ -1,13 +1,14 @@
-"""Where Swin's tokens are: the index arithmetic of windows, shifts, padding and patch merging.
+"""Window order: where Swin's tokens are, and how they move between windows, shifts and stages.
 
 LayerNorm, MLP and residuals act on each token alone, so a stage keeps its tokens in **window
 order**: all tokens of the first window, then all of the second, and so on. Going from one block's
 windows to the next block's shifted ones (roll back, partition, roll) is then a single gather by an
-index that depends on the geometry only, and so is the merging of patches at the end of a stage.
+index that depends on the geometry only, and so is the merging of patches between two stages.
 
-The grid of a stage is padded to whole windows *before* it is shifted. Padding takes a region of its
-own, and so does what a shift wraps around an edge; tokens attend within their own window and region
-only. With `padding=attend` padding has no such region: it takes part in attention as zero tokens.
+The grid of a stage is padded to whole windows *before* it is shifted. Padding is a region of its
+own, and so is the part that a shift wraps around an edge; tokens attend within their own window and
+region only. With `padding=attend` padding is not a region: it takes part in attention as zero
+tokens.
 """
 
 from collections.abc import Sequence
@@ -26,12 +27,16 @@ class StageShape(NamedTuple):
     """The geometry of one stage."""
 
     grid: Grid
-    """Rows and columns of real tokens."""
+    """Rows and columns of tokens, without padding."""
     window: Grid
     shift: Grid
-    """How far the windows of every second block are shifted; (0, 0) where they are not."""
+    """Shift of the windows of every second block; (0, 0) where they are not shifted."""
+    ends_shifted: bool
+    """Whether the last block leaves the tokens in shifted window order."""
     attended: bool
     """Whether padding takes part in attention."""
+    previous: "StageShape | None"
+    """The stage whose tokens are merged into those of this one."""
 
     @property
     def padded(self) -> Grid:
@@ -39,53 +44,57 @@ class StageShape(NamedTuple):
         (y, x), (h, w) = self.grid, self.window
         return ceil_div(y, h) * h, ceil_div(x, w) * w
 
-    @property
-    def slots(self) -> int:
-        """Tokens in window order, padding included."""
-        return self.padded[0] * self.padded[1]
-
 
 class BlockWindows(NamedTuple):
-    """What a block needs to know of its windows; `None` where there is nothing to do."""
+    """The windows of a block, plain or shifted; `None` where there is nothing to do."""
 
     mask: Tensor | None
-    """What is added to the scores, 0 or -inf: (windows 1 t t)."""
+    """Added to the scores, 0 or -inf: (windows 1 t t)."""
     tokens: Tensor | None
-    """False on padding that takes part in attention: (slots 1)."""
+    """False on padding that takes part in attention: (n 1)."""
 
     def zero_padding(self, x: Tensor) -> Tensor:
-        """Tokens (b slots c) with zeros in place of padding that takes part in attention."""
+        """Tokens (b n c) with zeros in place of padding that takes part in attention."""
         return x if self.tokens is None else x * self.tokens
 
 
-class StageIndex(NamedTuple):
-    """The gathers and masks of one stage; `None` where there is nothing to do."""
+class StageWindows(NamedTuple):
+    """The indices and masks of one stage; `None` where there is nothing to do."""
 
-    shift: Tensor | None
-    """From plain to shifted window order: (slots)."""
-    unshift: Tensor | None
-    """And back."""
     plain_mask: Tensor | None
-    """The mask of unshifted windows."""
     plain_tokens: Tensor | None
-    """Where unshifted windows hold tokens, not padding."""
     shifted_mask: Tensor | None
     shifted_tokens: Tensor | None
-    leave: Tensor | None
-    """How tokens leave the stage: to the four parts of every token of the next stage, (4 · its
-    slots), or, from the last stage, row by row without padding: (y · x).
-    """
-    enter: Tensor | None
-    """The inverse of `leave` where that is a permutation."""
-    keep: Tensor | None
-    """False for what leaves the stage but lies outside its grid and counts as zero: (4 · slots, 1).
-    """
+    to_shifted: Tensor | None
+    """Index from plain to shifted window order: (n)."""
+    to_plain: Tensor | None
+    neighbours: Tensor | None
+    """Index of the four tokens of the previous stage that are merged into each token: (4·n)."""
+    neighbours_inverse: Tensor | None
+    """Its inverse where it is a permutation."""
+    neighbours_inside: Tensor | None
+    """False for neighbours outside the grid of the previous stage, which count as zero: (4·n 1)."""
 
-    def windows(self, shifted: bool) -> BlockWindows:
-        """The windows of a plain or a shifted block; a stage of one window shifts nothing."""
-        if shifted and self.shift is not None:
+    def of_block(self, number: int) -> BlockWindows:
+        """The windows of a block of the stage, counted from 0."""
+        if number % 2 and self.to_shifted is not None:
             return BlockWindows(self.shifted_mask, self.shifted_tokens)
         return BlockWindows(self.plain_mask, self.plain_tokens)
+
+    def shift(self, x: Tensor) -> Tensor:
+        """Tokens (b n c) from plain to shifted windows."""
+        return _gather(x, self.to_shifted, self.to_plain)
+
+    def shift_back(self, x: Tensor) -> Tensor:
+        """Tokens (b n c) from shifted to plain windows."""
+        return _gather(x, self.to_plain, self.to_shifted)
+
+    def merge_neighbours(self, x: Tensor) -> Tensor:
+        """Tokens of the previous stage, as its last block leaves them, to the plain windows of this
+        one: 2 x 2 neighbours side by side, (b n 4·c).
+        """
+        x = _gather(x, self.neighbours, self.neighbours_inverse, self.neighbours_inside)
+        return rearrange(x, "b (n four) c -> b n (four c)", four=4)
 
 
 def stage_grids(grid: Grid, stages: int) -> list[Grid]:
@@ -113,10 +122,13 @@ def stage_shapes(config: AnySwinConfig, windows: Sequence[Grid], grid: Grid) -> 
     """The geometry of every stage for a first grid. Windows are shifted by half along each axis
     that has more than one of them.
     """
-    shapes = []
-    for cells, window in zip(stage_grids(grid, len(windows)), windows, strict=True):
+    shapes: list[StageShape] = []
+    grids = stage_grids(grid, len(windows))
+    for cells, window, depth in zip(grids, windows, config.depths, strict=True):
         y, x = (w // 2 if config.shift and g > w else 0 for g, w in zip(cells, window, strict=True))
-        shapes.append(StageShape(cells, window, (y, x), config.padding == "attend"))
+        previous = shapes[-1] if shapes else None
+        attended = config.padding == "attend"
+        shapes.append(StageShape(cells, window, (y, x), depth % 2 == 0, attended, previous))
     return shapes
 
 
@@ -148,36 +160,43 @@ def change_window(config: AnySwinConfig, window: Window, trained: Grid) -> AnySw
     return parse(type(config), values)
 
 
-class StageGeometry(NamedTuple):
-    """What the indices of a stage follow from."""
-
-    shape: StageShape
-    following: StageShape | None
-    """The next stage's."""
-    ends_shifted: bool
-    """Whether the last block leaves the tokens in shifted window order."""
-
-
-def stage_index(geometry: StageGeometry, device: torch.device) -> StageIndex:
+def stage_tensors(shape: StageShape, device: torch.device) -> StageWindows:
     """All indices and masks of a stage."""
-    shape, following, ends_shifted = geometry
     plain = _order(shape, (0, 0), device)
-    shifted = _order(shape, shape.shift, device) if any(shape.shift) else None
-    last = shifted if ends_shifted and shifted is not None else plain
-    leave, enter, keep = (
-        _to_raster(shape, last) if following is None else _merge(shape, following, last)
+    merging = _merging(shape, shape.previous, plain)
+    unshifted = _mask(shape, plain, (0, 0)), _tokens(shape, plain)
+    if not any(shape.shift):
+        return StageWindows(*unshifted, None, None, None, None, *merging)
+    shifted = _order(shape, shape.shift, device)
+    return StageWindows(
+        *unshifted,
+        _mask(shape, shifted, shape.shift),
+        _tokens(shape, shifted),
+        _invert(plain)[shifted],
+        _invert(shifted)[plain],
+        *merging,
     )
-    return StageIndex(
-        shift=None if shifted is None else _invert(plain)[shifted],
-        unshift=None if shifted is None else _invert(shifted)[plain],
-        plain_mask=_mask(shape, plain, (0, 0)),
-        plain_tokens=_tokens(shape, plain),
-        shifted_mask=None if shifted is None else _mask(shape, shifted, shape.shift),
-        shifted_tokens=None if shifted is None else _tokens(shape, shifted),
-        leave=leave,
-        enter=enter,
-        keep=keep,
-    )
+
+
+def row_order(shape: StageShape, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+    """Index of the tokens row by row, without padding, after the last block of a stage: (y·x); and
+    its inverse where it is a permutation.
+    """
+    if shape.padded == shape.grid == shape.window:
+        return None, None  # a single window is in that order already
+    y, x = _raster(shape.grid, device)
+    index = _invert(_last_order(shape, device))[(y * shape.padded[1] + x).flatten()]
+    return index, _invert(index) if shape.padded == shape.grid else None
+
+
+def partition(x: Tensor, window: Grid) -> Tensor:
+    """A grid of whole windows (b c y x) to tokens in plain window order: (b w·t c)."""
+    return rearrange(x, "b c (wy h) (wx w) -> b (wy wx h w) c", h=window[0], w=window[1])
+
+
+def to_rows(x: Tensor, index: Tensor | None, inverse: Tensor | None) -> Tensor:
+    """Tokens (b n c) in the order of `row_order`: (b y·x c)."""
+    return _gather(x, index, inverse)
 
 
 def relative_index(window: Grid, device: torch.device) -> tuple[Tensor]:
@@ -212,36 +231,19 @@ class _Permute(torch.autograd.Function):
         ctx: torch.autograd.function.FunctionCtx, grad: Tensor
     ) -> tuple[Tensor, None, None]:
         index, inverse = ctx.saved_tensors  # type: ignore[attr-defined]
-        return permute(grad, inverse, index), None, None
+        return _Permute.apply(grad, inverse, index), None, None
 
 
-def permute(x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
-    """Tokens (b n c) taken in the order of `index`, whose inverse is known."""
-    return _Permute.apply(x, index, inverse)
-
-
-def shift_windows(x: Tensor, index: StageIndex) -> Tensor:
-    """Tokens (b n c) from plain to shifted window order."""
-    if index.shift is None or index.unshift is None:
+def _gather(
+    x: Tensor, index: Tensor | None, inverse: Tensor | None, inside: Tensor | None = None
+) -> Tensor:
+    """Tokens (b n c) in the order of an index, zero where not `inside`."""
+    if index is None:
         return x
-    return permute(x, index.shift, index.unshift)
-
-
-def unshift_windows(x: Tensor, index: StageIndex) -> Tensor:
-    """Tokens (b n c) from shifted to plain window order."""
-    if index.shift is None or index.unshift is None:
-        return x
-    return permute(x, index.unshift, index.shift)
-
-
-def leave_stage(x: Tensor, index: StageIndex) -> Tensor:
-    """Tokens (b n c) of a stage as the next one takes them: (b m c)."""
-    if index.leave is None:
-        return x
-    if index.enter is not None:
-        return permute(x, index.leave, index.enter)
-    x = x.index_select(1, index.leave)
-    return x if index.keep is None else x * index.keep
+    if inverse is not None:
+        return _Permute.apply(x, index, inverse)
+    x = x.index_select(1, index)
+    return x if inside is None else x * inside
 
 
 def _raster(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -251,15 +253,14 @@ def _raster(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _order(shape: StageShape, shift: Grid, device: torch.device) -> Tensor:
-    """For every slot of the window order, the raster position on the padded grid of its token."""
+    """The raster position on the padded grid of every token in window order: (n)."""
     y, x = _raster(shape.padded, device)
-    position = y * shape.padded[1] + x
-    return _partition(position.roll((-shift[0], -shift[1]), (0, 1)), shape.window).flatten()
+    position = (y * shape.padded[1] + x).roll((-shift[0], -shift[1]), (0, 1))
+    return partition(position[None, None], shape.window).flatten()
 
 
-def _partition(grid: Tensor, window: Grid) -> Tensor:
-    h, w = window
-    return rearrange(grid, "(wy h) (wx w) -> (wy wx) (h w)", h=h, w=w)
+def _last_order(shape: StageShape, device: torch.device) -> Tensor:
+    return _order(shape, shape.shift if shape.ends_shifted else (0, 0), device)
 
 
 def _invert(order: Tensor) -> Tensor:
@@ -267,12 +268,12 @@ def _invert(order: Tensor) -> Tensor:
 
 
 def _mask(shape: StageShape, order: Tensor, shift: Grid) -> Tensor | None:
-    """0 within a region of a window, -inf across; None where every window is one region."""
+    """0 within a region of a window, -inf across; None where every window is a single region."""
     apart_from_padding = shape.padded != shape.grid and not shape.attended
     if not apart_from_padding and not any(shift):
         return None
     region = torch.zeros(shape.padded, dtype=torch.int64, device=order.device)
-    # What a shift wraps to the far side of the grid are its first rows and columns.
+    # A shift wraps the first rows and columns around to the far side of the grid.
     region[: shift[0]] += 1
     region[:, : shift[1]] += 2
     if apart_from_padding:
@@ -285,36 +286,27 @@ def _mask(shape: StageShape, order: Tensor, shift: Grid) -> Tensor | None:
 
 
 def _tokens(shape: StageShape, order: Tensor) -> Tensor | None:
-    """False on padding in this window order: (slots 1); None unless padding is attended to."""
+    """False on padding in this window order: (n 1); None unless padding is attended to."""
     if not shape.attended or shape.padded == shape.grid:
         return None
-    y, x = _raster(shape.padded, order.device)
-    inside = (y < shape.grid[0]) & (x < shape.grid[1])
-    return inside.flatten()[order][:, None]
+    y, x = order // shape.padded[1], order % shape.padded[1]
+    return ((y < shape.grid[0]) & (x < shape.grid[1]))[:, None]
 
 
-def _to_raster(shape: StageShape, last: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-    """Slots of the real tokens, row by row."""
-    if shape.padded == shape.grid == shape.window:
-        return None, None, None  # a single window is in that order already
-    y, x = _raster(shape.grid, last.device)
-    leave = _invert(last)[(y * shape.padded[1] + x).flatten()]
-    return leave, _invert(leave) if shape.padded == shape.grid else None, None
-
-
-def _merge(
-    shape: StageShape, following: StageShape, last: Tensor
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Slots of the 2 x 2 parts of each token of the next stage, in its plain window order."""
-    order = _order(following, (0, 0), last.device)
-    y, x = order // following.padded[1] * 2, order % following.padded[1] * 2
-    # The parts come column by column: upper left, lower left, upper right, lower right.
+def _merging(
+    shape: StageShape, previous: StageShape | None, plain: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Index of the 2 x 2 neighbours of the previous stage for each token of this one."""
+    if previous is None:
+        return None, None, None
+    y, x = plain // shape.padded[1] * 2, plain % shape.padded[1] * 2
+    # Neighbours come column by column: upper left, lower left, upper right, lower right.
     y = torch.stack([y, y + 1, y, y + 1], dim=1).flatten()
     x = torch.stack([x, x, x + 1, x + 1], dim=1).flatten()
-    inside = (y < shape.grid[0]) & (x < shape.grid[1])
-    position = (y * shape.padded[1] + x) * inside  # anywhere will do for what is outside
-    leave = _invert(last)[position]
-    whole = shape.padded == shape.grid and following.padded == following.grid
-    if whole and shape.grid == (2 * following.grid[0], 2 * following.grid[1]):
-        return leave, _invert(leave), None
-    return leave, None, inside[:, None]
+    inside = (y < previous.grid[0]) & (x < previous.grid[1])
+    position = (y * previous.padded[1] + x) * inside  # any position will do for those outside
+    index = _invert(_last_order(previous, plain.device))[position]
+    whole = previous.padded == previous.grid and shape.padded == shape.grid
+    if whole and previous.grid == (2 * shape.grid[0], 2 * shape.grid[1]):
+        return index, _invert(index), None
+    return index, None, inside[:, None]

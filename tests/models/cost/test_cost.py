@@ -43,11 +43,11 @@ def test_attention_matrices_of_patches_alone_are_the_well_known_ones(
     attention = result.layers[1].attention
     assert attention is not None
     assert attention.patches == attention.everywhere == entries
-    assert attention.bytes_of_head(entries) == one
-    assert attention.bytes_of_heads(entries) == 16 * one
+    found = attention.bytes("patches")
+    assert (found["head"], found["heads"]) == (one, 16 * one)
     total = result.attention_bytes
     assert total is not None
-    assert total["patches"] == attention.bytes_of_blocks(entries) == 48 * 16 * one
+    assert total["patches"] == found["blocks"] == 48 * 16 * one
     assert total["patches"] == pytest.approx(all_of_them, rel=1e-3)
 
 

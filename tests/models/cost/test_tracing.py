@@ -97,6 +97,35 @@ def test_figures_of_an_unknown_model_are_found_group_by_group() -> None:
     assert (blocks.input, blocks.output, head.output) == ((n, WIDTH), (n, WIDTH), (5,))
 
 
+class Attending(nn.Module):
+    """Fused attention wherever a CPU has it."""
+
+    def __init__(self, dropout: float, mask: str) -> None:
+        super().__init__()
+        self.proj = nn.Linear(3 * 12, 4)
+        masks = {"boolean": torch.ones(20, 20, dtype=torch.bool), "additive": torch.zeros(20, 20)}
+        self.mask: Tensor | None
+        if mask == "learned":
+            self.mask = nn.Parameter(masks["additive"])
+        else:
+            self.register_buffer("mask", masks.get(mask))
+        self.dropout = dropout
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.proj(images.permute(0, 3, 1, 2).flatten(2))[:, None]
+        return F.scaled_dot_product_attention(x, x, x, self.mask, dropout_p=self.dropout)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("mask", ["none", "boolean", "additive", "learned"])
+def test_attention_keeps_what_the_kernel_of_a_cpu_keeps(dropout: float, mask: str) -> None:
+    model = on_meta(lambda: Attending(dropout, mask))
+    (proj,) = trace(model, [Group("proj", ("proj",))], IMAGE)
+    assert proj.activation_bytes == kept_by(Attending(dropout, mask), IMAGE)
+    assert proj.macs == macs_of(Attending(0.0, mask), IMAGE)
+    assert proj.attention == Matrices(windows=1, heads=1, queries=20, keys=20)
+
+
 def test_groups_of_nested_lists_are_stages_and_a_wrapper_is_looked_into() -> None:
     class Stage(nn.Module):
         def __init__(self) -> None:

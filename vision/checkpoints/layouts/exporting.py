@@ -22,7 +22,7 @@ from vision.models.layers import Classifier, Grid
 from vision.models.positions.added import FourierPositions, LearnedPositions, SinCos2d
 from vision.models.swin import Stage, Swin
 from vision.models.vit import ViT
-from vision.models.windows import StageIndex, clip_windows
+from vision.models.windows import StageWindows, clip_windows
 
 CPU = torch.device("cpu")
 
@@ -162,7 +162,7 @@ def window_buffers(model: Swin) -> dict[str, Tensor]:
         assert isinstance(stage, Stage)
         for b, block in enumerate(stage.blocks):
             window = model.windows[s]
-            index, *offsets = block.attn.relative.compute(window, CPU)  # type: ignore
+            index, *offsets = block.attn.relative.compute(window, CPU)
             buffers[f"layers.{s}.blocks.{b}.attn.relative_position_index"] = index
             if offsets:
                 table = offsets[0].reshape(1, 2 * window[0] - 1, 2 * window[1] - 1, 2)
@@ -175,7 +175,7 @@ def shift_masks(model: Swin) -> dict[str, Tensor]:
     masks: dict[str, Tensor] = {}
     for s, stage in enumerate(model.layers):
         assert isinstance(stage, Stage)
-        index = StageIndex(*stage.layout.compute(stage.layout.geometry, CPU))
+        index = StageWindows(*stage.tensors.compute(stage.tensors.geometry, CPU))
         if index.shifted_mask is None:
             continue
         mask = torch.where(index.shifted_mask[:, 0] == 0, 0.0, -100.0)

@@ -91,7 +91,8 @@ def _own_vit(model: ViT) -> Facts:
         registers=config.registers,
     )
     names = {"class_token": "class", "class_token_and_mean": "class and mean"}
-    pool: Any = names.get(config.pool, config.pool)
+    names |= {"mean": "mean", "attention": "attention"}
+    pool: Any = names.get(config.pool, "other")
     if config.distillation_token:
         pool = "class and distillation"
     # Layers between pooling and head leave no exact split of a logit over tokens.

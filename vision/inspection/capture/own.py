@@ -19,7 +19,7 @@ from vision.models.layers import Grid
 from vision.models.pooling import AttentionPool
 from vision.models.swin import Stage
 from vision.models.vit import ViT
-from vision.models.windows import StageIndex, StageShape
+from vision.models.windows import StageShape
 
 
 @contextmanager
@@ -110,11 +110,10 @@ def sites_of(model: nn.Module, size: Grid, facts: Facts) -> list[Site]:
     sites = []
     for s, stage in enumerate(own.layers):
         assert isinstance(stage, Stage)
-        following = shapes[s + 1] if s + 1 < len(shapes) else None
         stride = (facts.patch[0] * 2**s, facts.patch[1] * 2**s)
         # Blocks of a kind share one layout, computed when first asked for.
         kinds = [
-            cache(partial(_own_windows, stage, shapes[s], following, second, stride, size))
+            cache(partial(_own_windows, stage, shapes[s], second, stride, size))
             for second in (False, True)
         ]
         for i, block in enumerate(stage.blocks):
@@ -126,25 +125,24 @@ def sites_of(model: nn.Module, size: Grid, facts: Facts) -> list[Site]:
 def _own_windows(
     stage: Stage,
     shape: StageShape,
-    following: StageShape | None,
     second: bool,
     stride: Grid,
     size: Grid,
 ) -> Layout:
     """The layout of a block, by the indices and masks that the stage itself uses."""
-    gathers = StageIndex(*stage.layout(stage.geometry(shape, following)))
-    shifted = second and gathers.shift is not None
+    gathers = stage.windows(shape)
+    shifted = second and gathers.to_shifted is not None
     index = window_index(shape.grid, shape.window, (0, 0), pad_first=True)
-    if shifted and gathers.shift is not None:
-        order = gathers.shift.cpu()
+    if shifted and gathers.to_shifted is not None:
+        order = gathers.to_shifted.cpu()
         index = rearrange(index.flatten()[order], "(w t) -> w t", t=index.shape[1])
-    mask = gathers.windows(second).mask
+    mask = gathers.of_block(int(second)).mask
     return windowed_layout(
         shape.grid,
         stride,
         size,
         window=shape.window,
         shift=shape.shift if shifted else (0, 0),
-        index=index.to(stage.layout.device),
+        index=index.to(stage.tensors.device),
         allowed=None if mask is None else mask[:, 0] == 0,
     )

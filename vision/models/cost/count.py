@@ -1,17 +1,17 @@
-"""What a model costs: parameters, multiplications, memory of a training step, attention matrices.
+"""Cost of a model: parameters, multiplications, memory of a training step, attention matrices.
 
-The figures are those of the model itself, built on `meta` and run on fake tensors (see
-`tracing.py`), so they hold for every model that `build_model` builds.
+The figures are those of the model itself, built and run on `meta` (see `tracing.py`), so they hold
+for every model that `build_model` builds.
 
 Definitions, each for one image:
 
 - **MACs**: multiply-adds of the matrix products (linear layers, convolutions, attention) of one
   forward pass, padding included. A network that computes positions (Fourier, Swin V2) runs once per
   batch and is counted in full.
-- **Activation bytes**: what every further image of a batch adds to what the backward pass needs:
-  the storages that autograd keeps from the forward pass of a training step, in fp32, on a CPU. What
-  a batch shares (parameters, indices, masks) is not counted. With `checkpoint_activations` a block
-  keeps its input only.
+- **Activation bytes**: bytes that every further image of a batch adds to the storages that autograd
+  keeps for the backward pass of a training step, in fp32, on a CPU. Tensors shared by a batch
+  (parameters, indices, masks) are not counted. With `checkpoint_activations` a block keeps its
+  input only.
 - **Attention entries**: elements of the matrices softmax(q kᵀ) of one head of one block, all of
   Swin's windows and their padding together. Bytes are those in fp32 if they were stored; fused
   attention does not store them.
@@ -51,17 +51,12 @@ class AttentionCost:
     everywhere: int
     """Entries if every patch attended to every patch, as without Swin's windows."""
 
-    def bytes_of_head(self, entries: int) -> int:
-        """Bytes of one head of one block."""
-        return FLOAT * entries
-
-    def bytes_of_heads(self, entries: int) -> int:
-        """Bytes of all heads of one block."""
-        return self.heads * self.bytes_of_head(entries)
-
-    def bytes_of_blocks(self, entries: int) -> int:
-        """Bytes of all heads of all blocks of the group."""
-        return self.blocks * self.bytes_of_heads(entries)
+    def bytes(self, kind: str) -> dict[str, int]:
+        """Bytes of the entries of a kind: of one head of one block, of all heads of one block, and
+        of all heads of all blocks of the group.
+        """
+        head = FLOAT * int(getattr(self, kind))
+        return {"head": head, "heads": self.heads * head, "blocks": self.blocks * self.heads * head}
 
 
 @dataclass(frozen=True)
@@ -97,7 +92,7 @@ class ModelCost:
 
     @property
     def activation_bytes(self) -> int:
-        """What autograd keeps for the backward pass of one image."""
+        """Bytes that autograd keeps for the backward pass of one image."""
         return sum(layer.activation_bytes for layer in self.layers)
 
     @property
@@ -108,10 +103,7 @@ class ModelCost:
         groups = [layer.attention for layer in self.layers if layer.attention is not None]
         if not groups:
             return None
-        return {
-            kind: sum(group.bytes_of_blocks(getattr(group, kind)) for group in groups)
-            for kind in KINDS
-        }
+        return {kind: sum(group.bytes(kind)["blocks"] for group in groups) for kind in KINDS}
 
 
 KINDS = {
@@ -142,14 +134,9 @@ def cost(
             f"that is not negative; found image_size={image_size}, channels={channels}, "
             f"classes={classes}."
         )
+    built_for = size if trained_size is None else pair(trained_size)
     with torch.inference_mode(False):
-        model = build_model(
-            config,
-            size if trained_size is None else pair(trained_size),
-            channels=channels,
-            classes=classes,
-            device="meta",
-        )
+        model = build_model(config, built_for, channels=channels, classes=classes, device="meta")
         groups = groups_of(model)
         try:
             traced = trace(model, groups, (channels, *size))
@@ -166,7 +153,7 @@ def cost(
 def _layers(
     model: Classifier, groups: list[Group], traced: list[Traced], size: Grid
 ) -> Iterator[LayerCost]:
-    """A row for every group that has or does something."""
+    """A row for every group with parameters, products or activations."""
     grids = _grids(model, size)
     for i, (group, figures) in enumerate(zip(groups, traced, strict=True)):
         if not (figures.parameters or figures.macs or figures.activation_bytes):
@@ -188,7 +175,7 @@ def _layers(
 
 
 def _grids(model: Classifier, size: Grid) -> list[Grid]:
-    """The grid of patches of every stage; of a model of timm it is not known."""
+    """The grid of patches of every stage; empty for a model of timm, whose grid is unknown."""
     match model:
         case Swin():
             return [shape.grid for shape in model.shapes(model.patch_embed.grid(size))]
@@ -220,14 +207,7 @@ def as_dict(cost: ModelCost) -> dict[str, Any]:
     for layer in cost.layers:
         figures = asdict(layer)
         if layer.attention is not None:
-            figures["attention"]["bytes"] = {
-                kind: {
-                    "head": layer.attention.bytes_of_head(getattr(layer.attention, kind)),
-                    "heads": layer.attention.bytes_of_heads(getattr(layer.attention, kind)),
-                    "blocks": layer.attention.bytes_of_blocks(getattr(layer.attention, kind)),
-                }
-                for kind in KINDS
-            }
+            figures["attention"]["bytes"] = {kind: layer.attention.bytes(kind) for kind in KINDS}
         layers.append(figures)
     return {
         "parameters": cost.parameters,
@@ -278,13 +258,12 @@ def _figures(row: LayerCost | ModelCost) -> list[str]:
 def _attention_cell(attention: AttentionCost | None, kind: str) -> str:
     if attention is None:
         return ""
-    entries: int = getattr(attention, kind)
-    lines = [
-        f"{entries:,} = {format_bytes(attention.bytes_of_head(entries))}",
-        f"{attention.heads} heads {format_bytes(attention.bytes_of_heads(entries))}",
-        f"{attention.blocks} blocks {format_bytes(attention.bytes_of_blocks(entries))}",
-    ]
-    return "\n".join(lines)
+    head, heads, blocks = map(format_bytes, attention.bytes(kind).values())
+    return (
+        f"{getattr(attention, kind):,} = {head}\n"
+        f"{attention.heads} heads {heads}\n"
+        f"{attention.blocks} blocks {blocks}"
+    )
 
 
 def format_bytes(number: int) -> str:

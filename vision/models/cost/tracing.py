@@ -1,6 +1,7 @@
-"""The groups of modules that a model consists of, and what they compute and keep for an image.
+"""Groups of a model's modules, and what each group computes and keeps for an image.
 
-The model runs on tensors that have shapes but no contents, which takes hardly any memory or time.
+The model runs on the `meta` device: its tensors have shapes but no contents, which takes hardly any
+memory or time. Operations are those of a CPU; see `_CpuAttention`.
 """
 
 from collections import Counter
@@ -10,10 +11,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, UntypedStorage, nn
-from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from vision.models.cost.fake_tensors import Fakes, storage_of
 from vision.models.layers import Derived
 
 Shape = tuple[int, ...]
@@ -125,10 +127,11 @@ def _parameters(model: nn.Module, groups: list[Group]) -> Counter[int]:
     return counts
 
 
-class _Step:
+class _Step(TorchDispatchMode):
     """The forward pass of a training step, and what each group, by number, does in it."""
 
     def __init__(self, model: nn.Module, groups: list[Group], images: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.model, self.groups, self.images = model, groups, images
         self.macs: Counter[int] = Counter()
         self.kept: Counter[int] = Counter()
@@ -144,22 +147,24 @@ class _Step:
 
     def run(self, image: Shape) -> None:
         """Run the model on a batch of images of this shape; can be done once."""
-        fakes = Fakes(self._see)
-        state = {name: fakes.wrap(tensor) for name, tensor in self.model.named_parameters()}
-        state |= {name: fakes.wrap(tensor) for name, tensor in self.model.named_buffers()}
-        batch = fakes.wrap(torch.empty(self.images, *image, device="meta"))
         handles = []
         for i, group in enumerate(self.groups):
             for module in map(self.model.get_submodule, group.modules):
                 handles.append(module.register_forward_pre_hook(partial(self._begin, i)))
                 handles.append(module.register_forward_hook(partial(self._end, i)))
-        with torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor):
-            functional_call(self.model, state, (batch,))
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
+        with torch.device("meta"), _CpuAttention(), self, hooks:
+            self.model(torch.empty(self.images, *image))
         self._assign(self._group, ())
         for handle in handles:
             handle.remove()
 
-    def _see(self, operation: Any, args: Any, result: Any) -> None:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._count(func.overloadpacket, args, result)
+        return result
+
+    def _count(self, operation: Any, args: Any, result: Any) -> None:
         """Count the products of an operation, and note the shape of attention matrices."""
         self.macs[self._group] += _macs(operation, args, result)
         if operation is FUSED_ATTENTION:
@@ -173,7 +178,7 @@ class _Step:
         self.attention[self._group] = Matrices(windows // self.images, heads, queries, keys)
 
     def _begin(self, group: int, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self._assign(group, {storage_of(x) for x in args if isinstance(x, Tensor)})
+        self._assign(group, {x.untyped_storage() for x in args if isinstance(x, Tensor)})
         self._group, self._inside = group, True
         self.inputs.setdefault(group, _shape(args[0]) if args else ())
 
@@ -182,7 +187,7 @@ class _Step:
         self.outputs[group] = _shape(output)
 
     def _keep(self, tensor: Tensor) -> Tensor:
-        storage = storage_of(tensor)
+        storage = tensor.untyped_storage()
         if storage not in self._storages:
             self._storages.add(storage)
             if self._inside:
@@ -198,6 +203,36 @@ class _Step:
         for storage in self._between:
             self.kept[following if storage in inputs else self._group] += storage.nbytes()
         self._between.clear()
+
+
+class _CpuAttention(TorchFunctionMode):
+    """Attention by the kernel that a CPU takes: on `meta` torch never takes the fused one."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is F.scaled_dot_product_attention:
+            func = _cpu_attention
+        return func(*args, **(kwargs or {}))
+
+
+def _cpu_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    learned = attn_mask is not None and attn_mask.requires_grad
+    if dropout_p or learned or enable_gqa or q.ndim != 4 or q.shape[-1] != v.shape[-1]:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    mask = None if attn_mask is None else attn_mask.to(q.dtype)  # a boolean mask becomes additive
+    return FUSED_ATTENTION(q, k, v, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
 
 
 FUSED_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu

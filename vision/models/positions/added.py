@@ -1,9 +1,9 @@
-"""Where a patch lies, added to its token: one small class for each choice of `positions`.
+"""Positions added to the tokens of patches: one small class for each choice of `positions`.
 
-What turns queries and keys is in `rotary.py`, what is added to scores in `relative.py`.
+Rotations of queries and keys are in `rotary.py`, biases of the scores in `relative.py`.
 
-An additive encoding has `forward(grid) -> (1, rows, c)`. Every encoding works on any grid, also on
-one that the model was not configured for.
+An added encoding has `forward(grid) -> (1, rows, c)`. Every encoding works on any grid, also on one
+that the model was not configured for.
 """
 
 import math
@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
+from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from vision.models.configs import ViTConfig
@@ -81,7 +81,7 @@ class FourierPositions(nn.Module):
 
 
 def added_positions(config: ViTConfig, grid: Grid) -> nn.Module | None:
-    """The module for what `config.positions` adds to the patches; None: nothing."""
+    """The encoding that `config.positions` adds to the patches, if any."""
     match config.positions:
         case "learned" | "learned_rotary":
             rows = int(config.class_token) + int(config.distillation_token)
@@ -102,28 +102,26 @@ def resize_table(table: Tensor, old: Grid, new: Grid) -> Tensor:
     return rearrange(cells, "one c y x -> one (y x) c").to(table.dtype)
 
 
+def by_cell(along_y: Tensor, along_x: Tensor) -> tuple[Tensor, Tensor]:
+    """Values of every row (y f) and of every column (x f), each for every cell: (y·x f)."""
+    y, x = len(along_y), len(along_x)
+    return repeat(along_y, "y f -> (y x) f", x=x), repeat(along_x, "x f -> (y x) f", y=y)
+
+
 def _sincos2d(width: int, grid: Grid, device: torch.device) -> tuple[Tensor]:
     quarter = width // 4
     frequency = 10_000 ** -(torch.arange(quarter, device=device) / max(quarter - 1, 1))
-    rows, columns = _angles(frequency, grid)
-    table = torch.cat([columns.sin(), columns.cos(), rows.sin(), rows.cos()], dim=-1)
-    return (rearrange(table, "y x c -> 1 (y x) c"),)
-
-
-def _angles(frequency: Tensor, grid: Grid) -> list[Tensor]:
-    """Row and column of every cell times every frequency: two of (y x f)."""
-    y, x = (torch.arange(cells, device=frequency.device).float() for cells in grid)
-    angles = torch.outer(y, frequency)[:, None], torch.outer(x, frequency)[None]
-    return [angle.expand(*grid, len(frequency)) for angle in angles]
+    angles = [torch.outer(torch.arange(cells, device=device).float(), frequency) for cells in grid]
+    rows, columns = by_cell(*angles)
+    return (torch.cat([columns.sin(), columns.cos(), rows.sin(), rows.cos()], dim=-1)[None],)
 
 
 def _fourier(nyquist: Grid, bands: int, grid: Grid, device: torch.device) -> tuple[Tensor]:
-    features = []
-    for axis, (cells, limit) in enumerate(zip(grid, nyquist, strict=True)):
+    angles = []
+    for cells, limit in zip(grid, nyquist, strict=True):
         # Cell centres on [-1, 1], so that another grid samples the same waves at other points.
         place = (2 * torch.arange(cells, device=device) + 1) / cells - 1
         waves = math.pi * torch.linspace(1, max(limit / 2, 1), bands, device=device)
-        angle = torch.outer(place, waves)
-        angle = (angle[:, None] if axis == 0 else angle[None]).expand(*grid, bands)
-        features += [angle.sin(), angle.cos()]
-    return (rearrange(torch.cat(features, dim=-1), "y x f -> 1 (y x) f"),)
+        angles.append(torch.outer(place, waves))
+    rows, columns = by_cell(*angles)
+    return (torch.cat([rows.sin(), rows.cos(), columns.sin(), columns.cos()], dim=-1)[None],)

@@ -17,6 +17,7 @@ from vision.config import pair
 from vision.models.attention import width_of_head
 from vision.models.configs import ViTConfig
 from vision.models.layers import Derived, Grid, full_precision
+from vision.models.positions.added import by_cell
 
 
 class Rotation(NamedTuple):
@@ -31,7 +32,6 @@ class Rotation(NamedTuple):
 
 def rotary_positions(config: ViTConfig, grid: Grid, prefix: int) -> nn.Module:
     """The module for `config.rotary`: forward(grid) gives one rotation per block."""
-    head_width = width_of_head(config)
     match config.rotary:
         case "axial":
             return AxialRotary(config, grid, prefix, temperature=100, columns_first=True)
@@ -42,11 +42,11 @@ def rotary_positions(config: ViTConfig, grid: Grid, prefix: int) -> nn.Module:
             offset = int(config.class_token)
             return AxialRotary(config, grid, prefix, 10_000, columns_first=True, offset=offset)
         case "mixed":
-            return MixedRotary(grid, config.depth, config.heads, head_width, prefix)
+            return MixedRotary(config, grid, prefix)
         case "dinov3":
-            return CentredRotary(config, grid, head_width, prefix)
+            return CentredRotary(config, grid, prefix)
         case "dinov3_hf":
-            return RoundedRotary(config, grid, head_width, prefix)
+            return RoundedRotary(config, grid, prefix)
 
 
 class AxialRotary(nn.Module):
@@ -66,8 +66,8 @@ class AxialRotary(nn.Module):
         super().__init__()
         self.depth = config.depth
         pairs = width_of_head(config) // 4
-        scaled = config.rotary in ("eva", "pe") and config.rotary_grid is not None
-        reference = pair(config.rotary_grid) if scaled and config.rotary_grid else None
+        scaled = config.rotary_grid if config.rotary in ("eva", "pe") else None
+        reference = None if scaled is None else pair(scaled)
         angles = partial(_axial, pairs, temperature, columns_first, offset, reference, prefix)
         self.angles = Derived(angles, grid)
 
@@ -83,15 +83,16 @@ class AxialRotary(nn.Module):
 class MixedRotary(nn.Module):
     """Learned frequencies for columns and rows, for each block and head (RoPE-ViT, mixed)."""
 
-    def __init__(self, grid: Grid, depth: int, heads: int, head_width: int, prefix: int) -> None:
+    def __init__(self, config: ViTConfig, grid: Grid, prefix: int) -> None:
         super().__init__()
-        self.frequencies = nn.Parameter(torch.empty(2, depth, heads, head_width // 2))
+        pairs = width_of_head(config) // 2
+        self.frequencies = nn.Parameter(torch.empty(2, config.depth, config.heads, pairs))
         self.coordinates = Derived(_cells, grid)
         self.prefix = prefix
 
     def forward(self, grid: Grid) -> list[Rotation]:
         """A rotation for each block, with angles for each head."""
-        y, x = (rearrange(axis, "n -> n 1") for axis in self.coordinates(grid))
+        y, x = self.coordinates(grid)
         # In 32 bits even for a model of 64, as the models of this kind were trained.
         along_x, along_y = rearrange(
             self.frequencies.float(), "two depth h pair -> two depth h 1 pair"
@@ -117,12 +118,12 @@ class CentredRotary(nn.Module):
     The periods are stored with the weights, as Meta does: published files hold rounded ones.
     """
 
-    def __init__(self, config: ViTConfig, grid: Grid, head_width: int, prefix: int) -> None:
+    def __init__(self, config: ViTConfig, grid: Grid, prefix: int) -> None:
         super().__init__()
         self.depth, self.prefix = config.depth, prefix
         self.shift, self.stretch, self.rescale = config.rotary_jitter
         self.coordinates = Derived(_centred, grid)
-        self.pairs = head_width // 4
+        self.pairs = width_of_head(config) // 4
         self.periods: Tensor | None
         self.register_buffer("periods", self._stored())
 
@@ -207,21 +208,20 @@ def _axial(
         place = torch.arange(cells, device=device).float() + offset
         if reference is not None:
             place = place / cells * reference[axis]
-        along = torch.outer(place, frequency)
-        angles.append((along[:, None] if axis == 0 else along[None]).expand(*grid, pairs))
-    ordered = angles[::-1] if columns_first else angles
-    angle = rearrange(torch.cat(ordered, dim=-1), "y x pair -> (y x) pair")
+        angles.append(torch.outer(place, frequency))
+    rows, columns = by_cell(*angles)
+    angle = torch.cat([columns, rows] if columns_first else [rows, columns], dim=-1)
     angle = F.pad(angle, (0, 0, prefix, 0))
     return angle.cos(), angle.sin()
 
 
 def _cells(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Row and column of every cell."""
-    y, x = (torch.arange(cells, device=device).float() for cells in grid)
-    return y[:, None].expand(grid).flatten(), x[None].expand(grid).flatten()
+    """Row and column of every cell: (n 1)."""
+    y, x = (torch.arange(cells, device=device).float()[:, None] for cells in grid)
+    return by_cell(y, x)
 
 
 def _centred(grid: Grid, device: torch.device) -> tuple[Tensor]:
     """Centre of every cell (n 2), rows first, from -1 to 1 along each axis."""
-    axes = [2 * ((torch.arange(cells, device=device) + 0.5) / cells) - 1 for cells in grid]
-    return (rearrange(torch.stack(torch.meshgrid(*axes, indexing="ij")), "two y x -> (y x) two"),)
+    y, x = (2 * ((torch.arange(cells, device=device) + 0.5) / cells) - 1 for cells in grid)
+    return (torch.cat(by_cell(y[:, None], x[:, None]), dim=-1),)
