@@ -7,8 +7,8 @@ from scipy import stats
 from sklearn import metrics as sklearn_metrics
 from torch import Tensor
 
+from vision.evaluation.all_metrics import compare, measure
 from vision.evaluation.bootstrap import difference, interval, resample, values_by_image
-from vision.evaluation.measure import compare, measure
 
 
 def data(samples: int, classes: int, gain: float, seed: int = 0) -> tuple[Tensor, Tensor]:

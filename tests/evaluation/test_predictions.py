@@ -11,7 +11,7 @@ from torch import Tensor
 from vision.config import ConfigError
 from vision.data.batches import evaluation_batches
 from vision.data.configs import PreprocessConfig
-from vision.evaluation.labels import match_classes
+from vision.evaluation.classes import match_classes
 from vision.evaluation.predictions import Predictions, predict
 
 AUTO = PreprocessConfig(mean="auto", std="auto", interpolation="auto", crop_ratio="auto")

@@ -9,7 +9,7 @@ from vision.config import ConfigError
 from vision.data.images.decode import open_image
 from vision.data.images.transforms import evaluation_pixels
 from vision.data.preprocess import Preprocess
-from vision.evaluation.augmentation import NUMBER_OF_VIEWS, average, loaded_as, views
+from vision.evaluation.views import NUMBER_OF_VIEWS, average, loaded_as, views
 
 
 def preprocess(size: tuple[int, int] = (28, 28), ratio: float = 0.875) -> Preprocess:

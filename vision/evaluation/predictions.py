@@ -11,10 +11,10 @@ from torch import Tensor
 from vision.config import ConfigError
 from vision.data.loader import Batch
 from vision.data.preprocess import Preprocess, normalizer
-from vision.evaluation.augmentation import average, views
 from vision.evaluation.configs import Augmentation
 from vision.evaluation.evaluate import biases_once, evaluation_mode
 from vision.evaluation.neighbours import recorded_features
+from vision.evaluation.views import average, views
 from vision.models.layers import Classifier
 from vision.models.precision import Precision, autocast
 

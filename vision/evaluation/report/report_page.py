@@ -14,7 +14,7 @@ from vision.data.images.decode import open_image
 from vision.data.images.transforms import evaluation_pixels
 from vision.data.preprocess import Preprocess
 from vision.data.sources.source import Source
-from vision.evaluation.measure import Mistake
+from vision.evaluation.all_metrics import Mistake
 
 SCRIPTS = ("draw.js", "confusion.js", "sections.js", "report.js")
 LARGEST = 192
@@ -25,7 +25,7 @@ SMALL = 64
 
 def page(report: Mapping[str, Any], galleries: Sequence[Sequence[Mapping[str, Any]]]) -> str:
     """The page for a report (as `Report.as_dict` gives it) and a gallery for each of its models."""
-    static = files("vision.evaluation") / "static"
+    static = files("vision.evaluation.report") / "static"
     scripts = "\n".join((static / name).read_text(encoding="utf-8") for name in SCRIPTS)
     shown = {key: value for key, value in report.items() if key not in ("files", "settings")}
     payload = json.dumps({"report": shown, "galleries": galleries}, separators=(",", ":"))

@@ -16,16 +16,16 @@ from vision.data.configs import DataConfig, ShapesConfig, Split
 from vision.data.loader import Batch, Loader
 from vision.data.sources.build import build_source
 from vision.data.sources.source import Source
-from vision.evaluation.augmentation import loaded_as
+from vision.evaluation.all_metrics import accuracy, as_labels, compare, measure
+from vision.evaluation.classes import match_classes
 from vision.evaluation.configs import HUBS, EvalConfig
 from vision.evaluation.evaluated import EvaluatedModel, cost_of, open_evaluated
-from vision.evaluation.labels import match_classes
-from vision.evaluation.measure import accuracy, as_labels, compare, measure
 from vision.evaluation.neighbours import as_logits, nearest_classes
-from vision.evaluation.output import Answers, output_folder, remove_if_empty, save
-from vision.evaluation.prediction_files import check_parquet
 from vision.evaluation.predictions import Predictions, Reduce, predict
-from vision.evaluation.result import ModelReport, Report, short_names
+from vision.evaluation.report.eval_report import ModelReport, Report, short_names
+from vision.evaluation.report.prediction_files import check_parquet
+from vision.evaluation.report.report_files import Answers, output_folder, remove_if_empty, save
+from vision.evaluation.views import loaded_as
 from vision.models.swin import Swin
 from vision.terminal import progress_bar
 

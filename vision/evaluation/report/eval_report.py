@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vision.evaluation.all_metrics import Measured
 from vision.evaluation.bootstrap import Difference
 from vision.evaluation.calibration import Reliability, Scaled
 from vision.evaluation.configs import HUBS
 from vision.evaluation.evaluated import Cost
-from vision.evaluation.measure import Measured
 from vision.evaluation.predictions import Speed
 
 FORMAT = 1

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from vision.config import ConfigError, pair
 from vision.data.sources.source import Source
+from vision.evaluation.all_metrics import confident_mistakes
 from vision.evaluation.configs import EvalConfig
 from vision.evaluation.evaluated import EvaluatedModel
-from vision.evaluation.measure import confident_mistakes
-from vision.evaluation.prediction_files import write_predictions
 from vision.evaluation.predictions import Predictions
-from vision.evaluation.report_page import gallery, page
-from vision.evaluation.result import Report
+from vision.evaluation.report.eval_report import Report
+from vision.evaluation.report.prediction_files import write_predictions
+from vision.evaluation.report.report_page import gallery, page
 from vision.models.configs import AutoModelConfig
 
 

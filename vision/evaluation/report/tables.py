@@ -7,9 +7,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from vision.evaluation.all_metrics import Measured
 from vision.evaluation.bootstrap import LOWER_IS_BETTER
-from vision.evaluation.measure import Measured
-from vision.evaluation.result import ModelReport, Report
+from vision.evaluation.report.eval_report import ModelReport, Report
 from vision.terminal import plain
 
 SHOWN = 5

@@ -14,12 +14,12 @@ import pytest
 import torch
 from PIL import Image
 
+from vision.evaluation.all_metrics import compare, confident_mistakes, measure
 from vision.evaluation.evaluated import Cost
-from vision.evaluation.measure import compare, confident_mistakes, measure
 from vision.evaluation.predictions import Speed
-from vision.evaluation.report_page import data_address, page
-from vision.evaluation.result import ModelReport, Report, short_names
-from vision.evaluation.tables import tables
+from vision.evaluation.report.eval_report import ModelReport, Report, short_names
+from vision.evaluation.report.report_page import data_address, page
+from vision.evaluation.report.tables import tables
 from vision.terminal import print_wide
 
 HOSTILE = '</script><img src=x onerror="document.title=1">'
