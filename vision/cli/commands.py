@@ -242,7 +242,7 @@ def _eval(config: EvalConfig, chosen: Choices) -> int:
     with world(config.device) as run:
         report = evaluate_checkpoints(config, Processes(run.device, run.rank, run.size, run.sum))
         if report is not None:
-            _print(report.as_dict(matrices=False) if config.format == "json" else tables(report))
+            _print(report.as_dict(summary=True) if config.format == "json" else tables(report))
     return 0
 
 

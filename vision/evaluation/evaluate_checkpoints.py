@@ -1,38 +1,44 @@
-"""`vision eval`: how good the models of checkpoints are on the images of a split."""
+"""`vision eval`: evaluate checkpoints on the images of a split."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.files.reading import find_file, is_own, read_raw
-from vision.checkpoints.files.remote import resolve
 from vision.checkpoints.open import print_notes
 from vision.config import ConfigError, pair
 from vision.data.batches import build_loader, evaluation_batches
-from vision.data.configs import DataConfig, ShapesConfig, Split
-from vision.data.loader import Batch, Loader
+from vision.data.configs import DataConfig, ShapesConfig
+from vision.data.loader import Batch
 from vision.data.sources.build import build_source
 from vision.data.sources.source import Source
-from vision.evaluation.all_metrics import accuracy, as_labels, compare, measure
 from vision.evaluation.classes import match_classes
-from vision.evaluation.configs import HUBS, EvalConfig
-from vision.evaluation.evaluated import EvaluatedModel, cost_of, open_evaluated
-from vision.evaluation.neighbours import as_logits, nearest_classes
+from vision.evaluation.configs import Augmentation, EvalConfig
+from vision.evaluation.evaluated_model import Answers, EvaluatedModel, open_evaluated_model
+from vision.evaluation.model_metrics import compare, compute_metrics
+from vision.evaluation.neighbours import nearest_classes, vote_logits
 from vision.evaluation.predictions import Predictions, Reduce, predict
-from vision.evaluation.report.eval_report import ModelReport, Report, short_names
+from vision.evaluation.report.eval_report import (
+    Cost,
+    ModelReport,
+    NeighboursAccuracy,
+    Report,
+    short_name,
+    short_names,
+)
 from vision.evaluation.report.prediction_files import check_parquet
-from vision.evaluation.report.report_files import Answers, output_folder, remove_if_empty, save
-from vision.evaluation.views import loaded_as
+from vision.evaluation.report.report_files import output_folder, remove_if_empty, save
+from vision.evaluation.views import preprocess_for_views
+from vision.models.cost.count import cost
 from vision.models.swin import Swin
 from vision.terminal import progress_bar
 
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes of an evaluation, seen from one of them."""
+    """The processes of an evaluation, as seen by one of them."""
 
     device: torch.device
     rank: int = 0
@@ -41,18 +47,22 @@ class Processes:
 
 
 def evaluate_checkpoints(config: EvalConfig, processes: Processes) -> Report | None:
-    """Evaluate what the checkpoints hold; every process takes its share of the images.
+    """Evaluate all checkpoints; every process takes its share of the images.
 
-    Only the first process gets the report, and writes the files.
+    Only the first process returns the report and writes the files.
     """
     if config.save and config.predictions == "parquet":
         check_parquet()
-    paths = [locate(place, config.data) for place in config.checkpoints]
-    folder = output_folder(config, paths) if config.save and processes.rank == 0 else None
+    models = [open_evaluated_model(place, config, processes.device) for place in config.checkpoints]
+    folder = None
+    if processes.rank == 0:
+        for model in models:
+            print_notes(model.notes)
+        folder = output_folder(config, models[0].checkpoint) if config.save else None
     answers: list[Answers] = []
     try:
-        for place in config.checkpoints:
-            answers.append(_answers(place, config, processes))
+        for model in models:
+            answers.append(_answers(model, config, processes))
             _check_same_images(answers[0], answers[-1])
     except BaseException:
         if folder is not None:
@@ -61,188 +71,142 @@ def evaluate_checkpoints(config: EvalConfig, processes: Processes) -> Report | N
     if processes.rank != 0:
         return None
     report = _report(config, answers)
-    if folder is None:
-        return report
-    return replace(report, files=save(folder, config, report, answers))
+    return report if folder is None else save(folder, config, report, answers)
 
 
-def locate(place: str, data: DataConfig | None) -> Path:
-    """The file that a place stands for; the name itself for weights on a hub.
-
-    A foreign file does not say which images it is for, so that `data` must do so.
-    """
-    if place.startswith(HUBS):
-        return Path(place)
-    path = resolve(place, "checkpoint")
-    try:
-        path = find_file(path) if path.is_dir() else path
-    except CheckpointError as error:
-        raise ConfigError(f"checkpoint: {error}") from error
-    if data is None and not is_own(path):
-        read_raw(path)  # a file that is not a checkpoint at all is refused as what it is
-        raise ConfigError(
-            f"checkpoint: {path} is not of a run of this project. Weights of other projects do not "
-            "say which images they are for: give data=…"
-        )
-    return path
-
-
-def _answers(place: str, config: EvalConfig, processes: Processes) -> Answers:
-    """What one model says of the images, and of its neighbours if asked for."""
-    subject = open_evaluated(place, config, processes.device)
-    if processes.rank == 0:
-        print_notes(subject.notes)
-    loaded_as(subject.preprocess, config.augmentation)  # an error before any image is read
-    source = build_source(subject.data, config.split)
-    mapping, note = match_classes(subject.classes, source.classes, place)
-    memory: tuple[Source, Loader] | None = None
-    if config.neighbours:
-        memory = _memory(config, subject, processes)
-    loader = _loader(config, subject, source, processes)
-    predictions = _predict(config, subject, loader, processes, config.split)
-    labels = as_labels(mapping, source.labels, predictions.ids)
-    votes = None
-    if memory is not None:
-        # Features of an image as such, whatever the views that its classes are predicted from.
-        plain = config.model_copy(update={"augmentation": "none"})
-        known = _predict(plain, subject, memory[1], processes, "train")
-        assert known.features is not None
-        assert predictions.features is not None
-        own, _ = match_classes(subject.classes, memory[0].classes, place)
-        labelled = as_labels(own, memory[0].labels, known.ids)
-        number, k = len(subject.classes), config.neighbours
-        votes = nearest_classes(known.features, labelled, predictions.features, number, k)
-        if subject.headless:
-            predictions = replace(predictions, logits=as_logits(votes))
-    notes = tuple(f"{Path(place).name}: {line}" for line in subject.notes)
-    return Answers(subject, source, predictions, labels, votes, (*notes, *([note] if note else [])))
+def _answers(model: EvaluatedModel, config: EvalConfig, processes: Processes) -> Answers:
+    """Predict the images of the split, and their nearest neighbours if requested."""
+    memory = _memory(model, config, processes) if config.neighbours else None
+    predictions = _predict(model, model.source, config, processes, config.augmentation)
+    labels = model.labels[predictions.ids]
+    if memory is None:
+        return Answers(model, predictions, labels, None)
+    assert predictions.features is not None
+    votes = nearest_classes(*memory, predictions.features, len(model.classes), config.neighbours)
+    if not model.opened.classes:
+        predictions = replace(predictions, logits=vote_logits(votes))
+    return Answers(model, predictions, labels, float((votes.argmax(1) == labels).double().mean()))
 
 
 def _memory(
-    config: EvalConfig, subject: EvaluatedModel, processes: Processes
-) -> tuple[Source, Loader]:
-    """The training images, for k-NN: checked before the long work starts."""
-    plain = config.model_copy(update={"augmentation": "none"})
-    source = build_source(subject.data, "train")
+    model: EvaluatedModel, config: EvalConfig, processes: Processes
+) -> tuple[Tensor, Tensor]:
+    """Features and labels of the training images, for k-NN."""
+    source = build_source(model.data, "train")
     if config.neighbours > len(source):
         raise ConfigError(
             f"neighbours = {config.neighbours}, but there are only {len(source)} training images."
         )
-    return source, _loader(plain, subject, source, processes)
+    labels, _ = match_classes(model.classes, source, str(model.checkpoint))
+    found = _predict(model, source, config, processes, "none")
+    assert found.features is not None
+    return found.features, labels[found.ids]
 
 
-def _loader(
-    config: EvalConfig, subject: EvaluatedModel, source: Source, processes: Processes
-) -> Loader:
-    return build_loader(
+def _predict(
+    model: EvaluatedModel,
+    source: Source,
+    config: EvalConfig,
+    processes: Processes,
+    augmentation: Augmentation,
+) -> Predictions:
+    loader = build_loader(
         source,
-        loaded_as(subject.preprocess, config.augmentation),
-        subject.data,
+        preprocess_for_views(model.preprocess, augmentation),
+        model.data,
         config.loader,
         processes=processes.ranks,
         on_cpu=processes.device.type == "cpu",
     )
-
-
-def _predict(
-    config: EvalConfig, subject: EvaluatedModel, loader: Loader, processes: Processes, split: Split
-) -> Predictions:
     batches = evaluation_batches(loader, config.batch_size, processes.rank, processes.ranks)
-    total = -(-len(loader.source) // (processes.ranks * config.batch_size))
     if processes.rank == 0:
-        (name,) = short_names([subject.opened.path], [subject.step])
-        batches = _shown(batches, total, f"{name}: {split}")
+        total = -(-len(source) // (processes.ranks * config.batch_size))
+        batches = _with_progress(batches, total, short_name(model.checkpoint))
     return predict(
-        subject.opened.model,
+        model.opened.model,
         batches,
-        len(loader.source),
-        subject.preprocess,
-        subject.opened.classes,
+        len(source),
+        model.preprocess,
+        model.opened.classes,
         processes.device,
         config.precision,
-        augmentation=config.augmentation,
+        augmentation=augmentation,
         keep_features=config.neighbours > 0,
         reduce=processes.reduce,
     )
 
 
-def _shown(batches: Iterable[Batch], total: int, title: str) -> Iterator[Batch]:
-    """The same batches, with a bar of progress where a person is looking."""
+def _with_progress(batches: Iterable[Batch], total: int, title: str) -> Iterator[Batch]:
     with progress_bar() as progress:
         yield from progress.track(batches, total, description=title)
 
 
 def _check_same_images(first: Answers, other: Answers) -> None:
-    """Models are compared image by image, so they must have seen the same ones."""
-    if first is other:
-        return
-    names = [[a.subject.classes[i] for i in a.labels.tolist()] for a in (first, other)]
-    same = torch.equal(first.predictions.ids, other.predictions.ids) and names[0] == names[1]
-    if same and first.subject.data != other.subject.data:
-        same = all(
-            first.source.name(number) == other.source.name(number)
-            for number in first.predictions.ids.tolist()
-        )
-    both = f"checkpoint: {first.subject.opened.path} and {other.subject.opened.path}"
-    if not same:
+    """Models are compared image by image, so all must have the same images and classes."""
+    both = f"checkpoint: {first.model.checkpoint} and {other.model.checkpoint}"
+    if _images(first) != _images(other):
         raise ConfigError(
-            f"{both} were trained on different data, so that their own images cannot be compared; "
+            f"{both} were trained on different data, so their own images cannot be compared; "
             "choose the images for both with data=…"
         )
-    if first.subject.classes != other.subject.classes:
+    if first.model.classes != other.model.classes:
         raise ConfigError(f"{both} have different classes; evaluate them one by one.")
 
 
+def _images(answers: Answers) -> list[tuple[str, str]]:
+    """Name and class of every image."""
+    model = answers.model
+    rows = zip(answers.predictions.ids.tolist(), answers.labels.tolist(), strict=True)
+    return [(model.source.name(index), model.classes[label]) for index, label in rows]
+
+
 def _report(config: EvalConfig, answers: list[Answers]) -> Report:
-    steps = [answer.subject.step for answer in answers]
-    names = short_names([answer.subject.opened.path for answer in answers], steps)
-    models: list[ModelReport] = []
+    models = [answer.model for answer in answers]
+    names = short_names([m.checkpoint for m in models], [m.step for m in models])
+    reports: list[ModelReport] = []
     for name, answer in zip(names, answers, strict=True):
-        model = _model_report(config, name, answer)
-        if models and config.resamples:
-            differences = compare(model.measured, models[0].measured)
-            model = replace(model, differences=differences)
-        models.append(model)
-    first = answers[0]
-    read = set(first.predictions.ids.tolist())
-    skipped = [first.source.name(i) for i in range(len(first.source)) if i not in read]
+        report = _model_report(config, name, answer)
+        if reports and config.resamples:
+            report = replace(report, differences=compare(report.results, reports[0].results))
+        reports.append(report)
+    source, ids = models[0].source, set(answers[0].predictions.ids.tolist())
     return Report(
         split=config.split,
-        data=_data_name(first.subject.data),
-        images=len(first.predictions.ids),
-        skipped=tuple(skipped),
-        classes=first.subject.classes,
+        data=_data_name(models[0].data),
+        images=len(ids),
+        skipped=tuple(source.name(i) for i in range(len(source)) if i not in ids),
         augmentation=config.augmentation,
-        k=config.neighbours,
         settings=config.model_dump(mode="json"),
-        models=tuple(models),
-        notes=tuple(_notes(config, answers)),
+        class_names=models[0].classes,
+        models=tuple(reports),
+        notes=tuple(dict.fromkeys(_notes(config, answers))),
     )
 
 
-def _model_report(config: EvalConfig, name: str, answer: Answers) -> ModelReport:
-    subject, predictions = answer.subject, answer.predictions
-    measured = measure(
-        predictions.logits,
-        answer.labels,
-        bins=config.bins,
-        resamples=config.resamples,
-        seed=config.seed,
-    )
-    neighbours = None if answer.votes is None else accuracy(answer.votes, answer.labels)
-    model = subject.opened.model
+def _model_report(config: EvalConfig, name: str, answers: Answers) -> ModelReport:
+    model, opened, k = answers.model, answers.model.opened, config.neighbours
+    neighbours = answers.neighbours_accuracy
+    parameters = sum(parameter.numel() for parameter in opened.model.parameters())
+    macs = cost(opened.config, opened.image_size, opened.channels, opened.classes).macs
     return ModelReport(
         name=name,
-        checkpoint=subject.opened.path,
-        step=subject.step,
-        weights=subject.opened.weights,
-        image_size=subject.preprocess.image_size,
-        window=tuple(model.windows) if isinstance(model, Swin) else None,
-        crop_ratio=subject.preprocess.crop_ratio,
-        measured=measured,
-        neighbours=neighbours,
-        cost=cost_of(subject),
-        speed=predictions.speed,
+        checkpoint=model.checkpoint,
+        step=model.step,
+        weights=opened.weights,
+        image_size=model.preprocess.image_size,
+        window=tuple(opened.model.windows) if isinstance(opened.model, Swin) else None,
+        crop_ratio=model.preprocess.crop_ratio,
+        results=compute_metrics(
+            answers.predictions.logits,
+            answers.labels,
+            model.classes,
+            bins=config.bins,
+            resamples=config.resamples,
+            seed=config.seed,
+        ),
+        neighbours=None if neighbours is None else NeighboursAccuracy(k, neighbours),
+        cost=Cost(parameters, macs),
+        speed=answers.predictions.speed,
     )
 
 
@@ -252,17 +216,18 @@ def _data_name(data: DataConfig) -> str:
 
 
 def _notes(config: EvalConfig, answers: list[Answers]) -> Iterator[str]:
-    """What a reader of the numbers has to know."""
-    yield from dict.fromkeys(note for answer in answers for note in answer.notes)
+    """Notes for readers of the report."""
+    for place, answer in zip(config.checkpoints, answers, strict=True):
+        yield from (f"{Path(place).name}: {note}" for note in answer.model.notes)
     data = config.data
     if data is not None and not isinstance(data, ShapesConfig) and config.image_size is None:
-        size = answers[0].subject.preprocess.image_size
+        size = answers[0].model.preprocess.image_size
         if data.image_size != "auto" and size != pair(data.image_size):
             yield (
-                f"Images are shown at {size[0]} × {size[1]} pixels, as in training, not at "
-                f"data.image_size = {data.image_size}; image_size=… chooses another size."
+                f"Images have {size[0]} × {size[1]} pixels, as in training, not data.image_size = "
+                f"{data.image_size}; image_size=… chooses another size."
             )
     for answer in answers:
         bad = int((~answer.predictions.logits.isfinite().all(1)).sum())
         if bad:
-            yield f"{answer.subject.opened.path}: {bad} images have logits that are not finite."
+            yield f"{answer.model.checkpoint}: {bad} images have logits that are not finite."

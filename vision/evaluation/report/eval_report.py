@@ -1,59 +1,79 @@
-"""The result of an evaluation, and the same as plain mappings for JSON."""
+"""The report of an evaluation: dataclasses in the shape of report.json."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from vision.evaluation.all_metrics import Measured
+from torch import Tensor
+
 from vision.evaluation.bootstrap import Difference
-from vision.evaluation.calibration import Reliability, Scaled
 from vision.evaluation.configs import HUBS
-from vision.evaluation.evaluated import Cost
+from vision.evaluation.model_metrics import ModelMetrics
 from vision.evaluation.predictions import Speed
 
 FORMAT = 1
+LONG = frozenset({"settings", "class_names", "classes", "confused", "confusion", "bins"})
+"""Fields that the summary on the terminal leaves out."""
 
 DEFINITIONS = {
     "loss": "mean cross-entropy, the same as nll",
-    "top1": "share of the images whose label is the most probable class",
-    "top5": "share of the images whose label is among the five most probable classes",
+    "top1": "fraction of the images whose label is the most probable class",
+    "top5": "fraction of the images whose label is among the five most probable classes",
     "balanced_accuracy": "mean recall of the classes that occur",
     "macro_f1": "mean F1 of the classes that occur or were predicted",
     "nll": "negative log-likelihood: mean of -log p(label)",
     "brier": "mean of the sum over classes of (p - [class = label])², from 0 to 2",
     "ece": "expected calibration error: mean |accuracy - confidence| of an image's bin; bins of "
     "equal width of the largest probability, (low, high]",
-    "temperature": "T > 0 with the least nll of softmax(logits / T), fitted on one half of the "
-    "images; before and after are of the other half",
+    "temperature": "the T > 0 that minimises the nll of softmax(logits / T), fitted on one half of "
+    "the images; before and after are measured on the other half",
     "intervals": "the middle 95 % of a bootstrap over images",
-    "differences": "model minus baseline, paired bootstrap over the same images; better: share "
+    "differences": "model minus baseline, paired bootstrap over the same images; better: fraction "
     "of the draws in which the model is better, ties count half",
-    "neighbours": "accuracy of k-NN on the head's input: cosine similarity, votes weighted by "
+    "neighbours": "accuracy of k-NN on the input of the head: cosine similarity, votes weighted by "
     "exp(similarity / 0.07), training images as memory",
-    "accuracy of a class": "share of its images that were recognised, the same as its recall",
+    "accuracy of a class": "fraction of its images that were recognised, the same as its recall",
     "macs": "multiply-adds of the matrix products of one forward pass of one image",
-    "speed": "images per second: in forward passes but the first; and from beginning to end",
+    "speed": "images per second: in forward passes except the first; and from beginning to end",
 }
 
 
 @dataclass(frozen=True)
+class Cost:
+    """The size of a model."""
+
+    parameters: int
+    macs: int
+    """Multiply-adds for one image."""
+
+
+@dataclass(frozen=True)
+class NeighboursAccuracy:
+    """Accuracy of k-NN on the features."""
+
+    k: int
+    top1: float
+
+
+@dataclass(frozen=True)
 class ModelReport:
-    """What is said of one model."""
+    """The results of one model."""
 
     name: str
-    """Short, and another one for every model of a report."""
+    """Short, and unique within a report."""
     checkpoint: Path
     step: int
+    """0 for weights of other projects."""
     weights: str
     image_size: tuple[int, int]
     window: tuple[tuple[int, int], ...] | None
     """Of every stage of a Swin."""
     crop_ratio: float
-    measured: Measured
-    neighbours: float | None
-    """Accuracy of k-NN, if asked for."""
+    results: ModelMetrics
+    """Its fields are those of the model itself in JSON."""
+    neighbours: NeighboursAccuracy | None
     cost: Cost
     speed: Speed
     differences: Mapping[str, Difference] | None = None
@@ -62,48 +82,35 @@ class ModelReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What is said of all models, on the same images."""
+    """The results of all models on the same images."""
 
     split: str
     data: str
     images: int
-    """That could be read; all numbers are of these."""
+    """Number of images that could be read; all numbers are about these."""
     skipped: tuple[str, ...]
     """Images that could not be read."""
-    classes: tuple[str, ...]
-    """Of the models."""
     augmentation: str
-    k: int
     settings: Mapping[str, Any]
+    class_names: tuple[str, ...]
     models: tuple[ModelReport, ...]
     notes: tuple[str, ...] = ()
-    files: tuple[Path, ...] = field(default=())
+    files: tuple[Path, ...] = ()
 
-    def as_dict(self, matrices: bool = True) -> dict[str, Any]:
-        """For JSON; `matrices`: with the tables that have a row per class or more."""
-        report = {
-            "format": FORMAT,
-            "split": self.split,
-            "data": self.data,
-            "images": self.images,
-            "skipped": list(self.skipped),
-            "augmentation": self.augmentation,
-            "notes": list(self.notes),
-            "settings": dict(self.settings),
-            "definitions": DEFINITIONS,
-            "class_names": list(self.classes),
-            "models": [_model(model, self.classes, self.k, matrices) for model in self.models],
-            "files": [str(file) for file in self.files],
-        }
-        if not matrices:
-            del report["class_names"], report["definitions"], report["settings"]
-        finite: dict[str, Any] = _finite(report)
-        return finite
+    def as_dict(self, summary: bool = False) -> dict[str, Any]:
+        """Plain mappings and lists for JSON; a summary leaves out all that grows with the number of
+        classes.
+        """
+        values = _plain(self, LONG | {"draws"} if summary else {"draws"})
+        for model in values["models"]:
+            model.update(model.pop("results"))
+        definitions = {} if summary else {"definitions": DEFINITIONS}
+        return {"format": FORMAT, **definitions, **values}
 
 
 def short_names(paths: Sequence[Path], steps: Sequence[int]) -> list[str]:
-    """A short name for every checkpoint: its run's, with its step if another has the same."""
-    names = [_short_name(path) for path in paths]
+    """A short name for every checkpoint: that of its run, with the step if runs are the same."""
+    names = [short_name(path) for path in paths]
     if len(set(names)) < len(names):
         names = [f"{name} step {step}" for name, step in zip(names, steps, strict=True)]
     if len(set(names)) < len(names):
@@ -114,7 +121,8 @@ def short_names(paths: Sequence[Path], steps: Sequence[int]) -> list[str]:
     ]
 
 
-def _short_name(path: Path) -> str:
+def short_name(path: Path) -> str:
+    """The name of a run, a file without its suffix, or a name on a hub."""
     if str(path).startswith(HUBS):
         return str(path)
     place = path.resolve()
@@ -123,66 +131,17 @@ def _short_name(path: Path) -> str:
     return place.name if place.is_dir() else place.stem
 
 
-def _model(model: ModelReport, names: Sequence[str], k: int, matrices: bool) -> dict[str, Any]:
-    measured = model.measured
-    report: dict[str, Any] = {
-        "name": model.name,
-        "checkpoint": str(model.checkpoint),
-        "step": model.step,
-        "weights": model.weights,
-        "image_size": list(model.image_size),
-        "window": model.window,
-        "crop_ratio": model.crop_ratio,
-        "metrics": measured.metrics,
-        "intervals": measured.intervals,
-        "neighbours": None if model.neighbours is None else {"k": k, "top1": model.neighbours},
-        "cost": asdict(model.cost),
-        "speed": asdict(model.speed),
-        "differences": None
-        if model.differences is None
-        else {name: asdict(d) | {"decided": d.decided} for name, d in model.differences.items()},
-        "calibration": {
-            "all": _reliability(measured.reliability, matrices),
-            "temperature": _scaled(measured.scaled, matrices),
-        },
-    }
-    if matrices:
-        report["classes"] = [
-            {"name": name, "accuracy": row.recall} | row._asdict()
-            for name, row in zip(names, measured.classes, strict=True)
-        ]
-        report["confused"] = [
-            {"actual": names[a], "predicted": names[p], "images": n} for a, p, n in measured.pairs
-        ]
-        report["confusion"] = measured.confusion.tolist()
-    return report
-
-
-def _reliability(curve: Reliability, bins: bool) -> dict[str, Any]:
-    values = asdict(curve)
-    if not bins:
-        del values["bins"]
-    return values
-
-
-def _scaled(scaled: Scaled | None, bins: bool) -> dict[str, Any] | None:
-    if scaled is None:
-        return None
-    return {
-        "temperature": scaled.temperature,
-        "fitted_on": scaled.fitted_on,
-        "at_limit": scaled.at_limit,
-        "before": _reliability(scaled.before, bins),
-        "after": _reliability(scaled.after, bins),
-    }
-
-
-def _finite(value: Any) -> Any:
-    """The same with null for numbers that JSON does not know."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
+def _plain(value: Any, left_out: Set[str]) -> Any:
+    """A value as JSON has it, without some fields; null for numbers that are not finite."""
+    if is_dataclass(value):
+        kept = [field.name for field in fields(value) if field.name not in left_out]
+        return {name: _plain(getattr(value, name), left_out) for name in kept}
     if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: _plain(inner, left_out) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return value
+        return [_plain(inner, left_out) for inner in value]
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, Path):
+        return str(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,141 +1,98 @@
-"""The files of an evaluation: report.json, report.html and the answers for every image."""
+"""The files of an evaluation: report.json, report.html and the predictions of every image."""
 
 import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from torch import Tensor
-
 from vision.config import ConfigError, pair
-from vision.data.sources.source import Source
-from vision.evaluation.all_metrics import confident_mistakes
 from vision.evaluation.configs import EvalConfig
-from vision.evaluation.evaluated import EvaluatedModel
-from vision.evaluation.predictions import Predictions
+from vision.evaluation.evaluated_model import Answers
 from vision.evaluation.report.eval_report import Report
 from vision.evaluation.report.prediction_files import write_predictions
 from vision.evaluation.report.report_page import gallery, page
 from vision.models.configs import AutoModelConfig
 
 
-@dataclass(frozen=True)
-class Answers:
-    """What one model says of the images."""
+def output_folder(config: EvalConfig, checkpoint: Path) -> Path:
+    """Create the folder that the config names, or one in the folder of the (first) run.
 
-    subject: EvaluatedModel
-    source: Source
-    predictions: Predictions
-    labels: Tensor
-    """Of every prediction, as numbers of the model's classes: int64 (n,)."""
-    votes: Tensor | None
-    """Of the nearest training images for each class: (n, classes)."""
-    notes: tuple[str, ...]
-    """What was assumed of a foreign file; how classes were matched, if they differ."""
-
-
-def output_folder(config: EvalConfig, checkpoints: Sequence[Path]) -> Path:
-    """The folder that the config names, or one below the run's; made if it is not there.
-
-    Its name says what is not as usual, so that evaluations of one checkpoint keep apart.
+    Its name lists the settings that are not the usual ones, so that different evaluations of one
+    checkpoint do not overwrite each other.
     """
     folder = config.output
     if folder is None:
-        path = checkpoints[0].resolve()
-        inside = path.parent.name == "checkpoints"
+        path = checkpoint.resolve()
         parts = [config.split, *_unusual(config)]
         if path.name != "best.safetensors":
             parts.append(path.stem)
-        if len(checkpoints) > 1:
-            parts.append(f"compared-{len(checkpoints)}")
-        folder = (path.parent.parent if inside else Path.cwd()) / "evaluation" / "-".join(parts)
+        if len(config.checkpoints) > 1:
+            parts.append(f"compared-{len(config.checkpoints)}")
+        parent = path.parent.parent if path.parent.name == "checkpoints" else Path.cwd()
+        folder = parent / "evaluation" / "-".join(parts)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(_cannot_write(folder, error)) from error
+        raise _unwritable(folder, error) from error
     return folder
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Leave nothing behind of an evaluation that came to nothing."""
-    with suppress(OSError):  # there is something in it
+    """Remove the folder of an evaluation that failed."""
+    with suppress(OSError):  # not empty
         folder.rmdir()
         folder.parent.rmdir()
 
 
 def _unusual(config: EvalConfig) -> list[str]:
+    """The settings that change the numbers, as parts of a file name."""
     parts = []
     if config.data is not None:
         place = getattr(config.data, "root", None) or getattr(config.data, "path", None) or ""
-        parts.append(_file_name(f"{config.data.kind} {Path(place).name}".strip()))
+        parts.append(f"{config.data.kind} {Path(place).name}")
     if config.weights != "auto":
         parts.append(config.weights)
     if config.image_size is not None:
         height, width = pair(config.image_size)
         parts.append(f"{height}px" if height == width else f"{height}x{width}px")
-    parts += _given(config)
+    if isinstance(config.model, AutoModelConfig):
+        parts += [f"{name}{value}" for name, value in config.model.given().items()]
     given = {n: v for n, v in config.preprocess.model_dump().items() if v != "auto"}
     if (ratio := given.pop("crop_ratio", None)) is not None:
         parts.append(f"crop{ratio:g}")
     parts += given  # mean, std, interpolation
     if config.augmentation != "none":
         parts.append(config.augmentation)
-    return parts
+    return [_file_name(part) for part in parts]
 
 
-def _given(config: EvalConfig) -> list[str]:
-    """Settings of the model that are not as the checkpoint says."""
-    if not isinstance(config.model, AutoModelConfig):
-        return []
-    return [_file_name(f"{name}{value}") for name, value in config.model.given().items()]
-
-
-def save(
-    folder: Path, config: EvalConfig, report: Report, answers: Sequence[Answers]
-) -> tuple[Path, ...]:
-    """Write all files; returns them."""
+def save(folder: Path, config: EvalConfig, report: Report, answers: Sequence[Answers]) -> Report:
+    """Write all files; returns the report with their names."""
     names = [""] if len(answers) == 1 else [f"-{_file_name(m.name)}" for m in report.models]
     tables = [folder / f"predictions{name}.{config.predictions}" for name in names]
     tables = [] if config.predictions == "none" else tables
-    written = (folder / "report.json", folder / "report.html", *tables)
-    report = replace(report, files=written)
-    galleries = [
-        gallery(
-            confident_mistakes(answer.predictions.logits, answer.labels, config.gallery),
-            answer.predictions.ids.tolist(),
-            answer.source,
-            answer.subject.preprocess,
-            config.loader.max_pixels,
-        )
-        for answer in answers
-    ]
+    report = replace(report, files=(folder / "report.json", folder / "report.html", *tables))
+    galleries = [gallery(answer, config.gallery, config.loader.max_pixels) for answer in answers]
     values = report.as_dict()
     try:
-        written[0].write_text(json.dumps(values, indent=1), encoding="utf-8")
-        written[1].write_text(page(values, galleries), encoding="utf-8")
+        report.files[0].write_text(json.dumps(values, indent=1), encoding="utf-8")
+        report.files[1].write_text(page(values, galleries), encoding="utf-8")
         for path, answer in zip(tables, answers, strict=bool(tables)):
-            write_predictions(
-                path,
-                answer.source,
-                answer.predictions.ids,
-                answer.predictions.logits,
-                answer.labels,
-                answer.subject.classes,
-                config.probabilities,
-            )
+            write_predictions(path, answer, config.probabilities)
     except OSError as error:
-        raise ConfigError(_cannot_write(folder, error)) from error
-    return written
+        raise _unwritable(folder, error) from error
+    return report
 
 
 def _file_name(name: str) -> str:
-    """A name without what file systems or shells take for something else."""
+    """A name without characters that are special to file systems or shells."""
     return re.sub(r"[^\w.=+-]+", "-", name).strip("-")
 
 
-def _cannot_write(folder: Path, error: OSError) -> str:
-    reason = error.strerror or error
-    place = error.filename or folder
-    return f"output: {place} cannot be written: {reason}. Choose output=… or save=false."
+def _unwritable(folder: Path, error: OSError) -> ConfigError:
+    reason, path = error.strerror or error, error.filename or folder
+    return ConfigError(
+        f"output: {path} cannot be written: {reason}. Choose output=… or save=false."
+    )

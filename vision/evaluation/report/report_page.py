@@ -1,9 +1,10 @@
-"""`report.html`: one file with everything in it, which a browser shows without any network."""
+"""`report.html`: one self-contained file that a browser shows without a network."""
 
 import base64
 import io
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
@@ -12,24 +13,23 @@ from PIL import Image
 from vision.data.images.augment import to_image
 from vision.data.images.decode import open_image
 from vision.data.images.transforms import evaluation_pixels
-from vision.data.preprocess import Preprocess
-from vision.data.sources.source import Source
-from vision.evaluation.all_metrics import Mistake
+from vision.evaluation.evaluated_model import Answers
+from vision.evaluation.model_metrics import confident_mistakes
 
 SCRIPTS = ("draw.js", "confusion.js", "sections.js", "report.js")
 LARGEST = 192
-"""Pixels of an image's longer side on the page."""
+"""Longer side of an image on the page, in pixels."""
 SMALL = 64
-"""Up to this size images are stored without loss, since each pixel can be seen."""
+"""Images up to this size are stored without loss, because single pixels are visible."""
 
 
 def page(report: Mapping[str, Any], galleries: Sequence[Sequence[Mapping[str, Any]]]) -> str:
-    """The page for a report (as `Report.as_dict` gives it) and a gallery for each of its models."""
+    """The page of a report (from `Report.as_dict`) with a gallery for each of its models."""
     static = files("vision.evaluation.report") / "static"
     scripts = "\n".join((static / name).read_text(encoding="utf-8") for name in SCRIPTS)
     shown = {key: value for key, value in report.items() if key not in ("files", "settings")}
     payload = json.dumps({"report": shown, "galleries": galleries}, separators=(",", ":"))
-    # Within a script element only "</script" and "<!--" mean anything to a browser.
+    # Within a script element a browser interprets only "</script" and "<!--".
     payload = payload.replace("<", "\\u003c")
     template = (static / "report.html").read_text(encoding="utf-8")
     parts = {
@@ -38,40 +38,25 @@ def page(report: Mapping[str, Any], galleries: Sequence[Sequence[Mapping[str, An
         "/*SCRIPT*/": scripts,
     }
     for mark, text in parts.items():
-        before, _, after = template.partition(mark)
-        template = before + text + after
+        template = template.replace(mark, text, 1)
     return template
 
 
-def gallery(
-    mistakes: Sequence[Mistake],
-    ids: Sequence[int],
-    source: Source,
-    preprocess: Preprocess,
-    max_pixels: int,
-) -> list[dict[str, Any]]:
-    """Images that the model got wrong, as the model saw them, with what it said."""
-    shown = []
-    for mistake in mistakes:
-        number = ids[mistake.place]
-        name = source.name(number)
-        opened = open_image(source.read(number), preprocess.channels, name, max_pixels)
+def gallery(answers: Answers, most: int, max_pixels: int) -> list[dict[str, Any]]:
+    """The most confident mistakes, with the images as the model saw them."""
+    source, preprocess = answers.model.source, answers.model.preprocess
+    entries = []
+    for mistake in confident_mistakes(answers.predictions.logits, answers.labels, most):
+        index = int(answers.predictions.ids[mistake.row])
+        name = source.name(index)
+        opened = open_image(source.read(index), preprocess.channels, name, max_pixels)
         image = to_image(evaluation_pixels(opened, preprocess))
-        shown.append(
-            {
-                "name": name,
-                "label": mistake.label,
-                "predicted": mistake.predicted,
-                "confidence": mistake.confidence,
-                "own": mistake.own,
-                "image": data_address(image),
-            }
-        )
-    return shown
+        entries.append({"name": name, **asdict(mistake), "image": data_url(image)})
+    return entries
 
 
-def data_address(image: Image.Image) -> str:
-    """An image as a data: address."""
+def data_url(image: Image.Image) -> str:
+    """An image as a data: URL."""
     image = image.copy()
     image.thumbnail((LARGEST, LARGEST), Image.Resampling.LANCZOS)
     kind = "PNG" if max(image.size) <= SMALL else "JPEG"
