@@ -22,7 +22,7 @@ from vision.evaluation.configs import EvalConfig
 from vision.evaluation.evaluated_model import open_evaluated_model
 from vision.evaluation.predictions import predict
 from vision.inference.load import Loaded
-from vision.inference.predict import answers
+from vision.inference.predict import predict_files
 
 IMAGES = 3
 CPU = torch.device("cpu")
@@ -88,7 +88,7 @@ def check_case(name: str, size: int, tmp_path: Path, capsys: Any) -> tuple[Writt
         logits = loaded.model(images)
     assert torch.equal(evaluated(written, tmp_path / "data", size), logits)
     if case.head:
-        said = list(answers(loaded, files, len(files), 11))
+        said = list(predict_files(loaded, files, len(files), 11))
         shares = logits.double().softmax(dim=1)
         for answer, row in zip(said, shares, strict=True):
             assert answer.prediction is not None
