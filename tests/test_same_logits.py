@@ -18,12 +18,11 @@ from vision.cli.composition import compose
 from vision.config import parse
 from vision.data.batches import evaluation_batches
 from vision.data.loader import Loader, Pipeline
-from vision.data.sources.build import build_source
 from vision.evaluation.configs import EvalConfig
-from vision.evaluation.evaluated import open_evaluated
+from vision.evaluation.evaluated_model import open_evaluated_model
 from vision.evaluation.predictions import predict
 from vision.inference.load import Loaded
-from vision.inference.predict import answers
+from vision.inference.predict import predict_files
 
 IMAGES = 3
 CPU = torch.device("cpu")
@@ -57,8 +56,8 @@ def evaluated(written: Written, folder: Path, size: int) -> Tensor:
     chosen = [f"checkpoint={written.place}", "data=folder", f"data.root={folder}", "neighbours=1"]
     values, _ = compose("eval", [*chosen, f"image_size={size}", *words(written.given)])
     config = parse(EvalConfig, values)
-    subject = open_evaluated(str(written.place), config, CPU)
-    source = build_source(subject.data, "val")
+    subject = open_evaluated_model(str(written.place), config, CPU)
+    source = subject.source
     loader = Loader(source, Pipeline(subject.preprocess, None, 0, 10**6, "raise"), config.loader, 0)
     batches = evaluation_batches(loader, len(source))
     model = subject.opened.model
@@ -73,7 +72,7 @@ def evaluated(written: Written, folder: Path, size: int) -> Tensor:
         keep_features=True,
     )
     assert found.features is not None
-    return found.features if subject.headless else found.logits
+    return found.features if not subject.opened.classes else found.logits
 
 
 def check_case(name: str, size: int, tmp_path: Path, capsys: Any) -> tuple[Written, Loaded, Tensor]:
@@ -89,7 +88,7 @@ def check_case(name: str, size: int, tmp_path: Path, capsys: Any) -> tuple[Writt
         logits = loaded.model(images)
     assert torch.equal(evaluated(written, tmp_path / "data", size), logits)
     if case.head:
-        said = list(answers(loaded, files, len(files), 11))
+        said = list(predict_files(loaded, files, len(files), 11))
         shares = logits.double().softmax(dim=1)
         for answer, row in zip(said, shares, strict=True):
             assert answer.prediction is not None

@@ -13,7 +13,7 @@ from vision.checkpoints.load_report import LoadReport
 from vision.checkpoints.open import OpenedModel
 from vision.data.tools.check import DataCheck, SplitCheck
 from vision.inference.load import Prediction
-from vision.inference.predict import Answer
+from vision.inference.predict import PredictedFile
 from vision.inference.predict import table as table_of_answers
 from vision.inference.visualize.score import table as table_of_scores
 from vision.terminal import plain, print_wide, progress_bar
@@ -78,7 +78,7 @@ def test_opened_model_is_shown_as_it_is(name: str) -> None:
 @EVERY_NAME
 def test_predictions_are_shown_as_they_are(name: str) -> None:
     prediction = Prediction(name, 0.75, ((name, 0.75), ("other", 0.25)))
-    answer = Answer(Path(f"photo {name}"), prediction, None)
+    answer = PredictedFile(Path(f"photo {name}"), prediction, None)
     text = printed(table_of_answers([answer]))
     assert f"photo {name} " in text and f" {name} " in text.replace(f"photo {name}", "")
 

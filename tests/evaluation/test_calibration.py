@@ -16,6 +16,7 @@ from vision.evaluation.calibration import (
     reliability,
     scale,
 )
+from vision.evaluation.metrics import score_images
 
 
 def data(samples: int = 400, classes: int = 6, sharpness: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -43,7 +44,7 @@ def plain_ece(logits: Tensor, labels: Tensor, bins: int) -> float:
 def test_measures_equal_scikit_learns_and_the_definition(bins: int, sharpness: float) -> None:
     logits, labels = data(sharpness=sharpness)
     chances = logits.double().softmax(1).numpy()
-    found = reliability(logits, labels, bins)
+    found = reliability(score_images(logits, labels), bins)
     assert found.nll == pytest.approx(sklearn_metrics.log_loss(labels, chances), rel=1e-9)
     expected = sklearn_metrics.brier_score_loss(labels, chances, scale_by_half=False)
     assert found.brier == pytest.approx(expected, rel=1e-9)
@@ -53,7 +54,8 @@ def test_measures_equal_scikit_learns_and_the_definition(bins: int, sharpness: f
 
 def test_temperature_divides_the_logits() -> None:
     logits, labels = data()
-    assert reliability(logits, labels, 15, 2.0) == reliability(logits / 2, labels, 15)
+    scaled = reliability(score_images(logits, labels, 2.0), 15)
+    assert scaled == reliability(score_images(logits / 2, labels), 15)
 
 
 def test_bin_includes_its_upper_edge_and_empty_bins_have_no_accuracy() -> None:
@@ -65,7 +67,7 @@ def test_bin_includes_its_upper_edge_and_empty_bins_have_no_accuracy() -> None:
 
 def test_perfectly_sure_and_right_answers_have_no_calibration_error() -> None:
     logits = 1000 * torch.eye(4)
-    found = reliability(logits, torch.arange(4), 15)
+    found = reliability(score_images(logits, torch.arange(4)), 15)
     assert (found.ece, found.brier, found.nll) == (0.0, 0.0, 0.0)
 
 
@@ -104,7 +106,7 @@ def test_scaling_is_fitted_on_one_half_and_reported_on_the_other() -> None:
     found = scale(logits, labels, 15, seed=1)
     assert found is not None
     assert found.temperature == fit_temperature(logits[fit], labels[fit])
-    assert found.before == reliability(logits[judge], labels[judge], 15)
+    assert found.before == reliability(score_images(logits[judge], labels[judge]), 15)
     assert found.after.nll < found.before.nll and found.after.ece < found.before.ece
     # What the other half's labels are cannot change the temperature.
     changed = labels.clone()

@@ -79,7 +79,7 @@ def test_foreign_file_with_what_it_cannot_tell_gives_the_numbers_of_timm(
     assert_as_timm(report["models"][0]["metrics"], peer)
     notes = "\n".join(report["notes"])
     assert "timm" in notes and "mean and std of ImageNet" in notes
-    assert "classes without names: taken for those of the data" in notes
+    assert "classes without names: assumed to be those of the data" in notes
 
 
 def test_foreign_file_with_a_named_model_gives_the_numbers_of_timm(
@@ -165,8 +165,8 @@ def test_head_for_other_classes_is_refused_with_the_way_to_map_them(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "is not of a run of this project"),
-        (["model=vit_small"], "is not of a run of this project"),
+        ([], "model.heads=…"),
+        (["model.heads=4"], "give data=…"),
         (["model=vit_small", *DATA], "width 40, not 384, depth 2, not 12"),
         (["model=swin_tiny", *DATA], "kind vit, not swin"),
         (["model=timm", "model.name=test_resnet", *DATA], "do not fit the model"),

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from vision.evaluation.metrics import (
     Tally,
+    class_counts,
     class_metrics,
-    confused_pairs,
     confusion_counts,
     empty_tally,
-    merge,
     results,
     update,
 )
+from vision.evaluation.model_metrics import confused_pairs
 
 CPU = torch.device("cpu")
 
@@ -137,12 +137,6 @@ def test_batches_of_any_size_give_the_same_results(batch_size: int) -> None:
     assert results(tally) == pytest.approx(results(whole), rel=1e-12)
 
 
-def test_merged_tallies_equal_one_tally_of_everything() -> None:
-    logits, labels = data(90, 12)
-    merged = merge(tally_of(logits[:40], labels[:40]), tally_of(logits[40:], labels[40:]))
-    assert results(merged) == pytest.approx(results(tally_of(logits, labels)), rel=1e-12)
-
-
 @pytest.mark.parametrize("filling", [0.0, 1e9, float("nan"), float("inf")])
 @pytest.mark.parametrize("label", [0, 3, -1])
 def test_filling_rows_change_nothing_whatever_is_in_them(filling: float, label: int) -> None:
@@ -179,8 +173,6 @@ def test_another_number_of_classes_is_refused() -> None:
     tally = tally_of(*data(5, 10))
     with pytest.raises(ValueError, match=r"7 logits, but the data has 10 classes"):
         update(tally, *data(5, 7), torch.ones(5, dtype=torch.bool))
-    with pytest.raises(ValueError, match="of 10 and of 7 classes"):
-        merge(tally, empty_tally(7, CPU))
 
 
 # Classes and confusion --------------------------------------------------------------------------
@@ -203,7 +195,7 @@ def test_confusion_counts_equal_scikit_learns() -> None:
 
 def test_metrics_of_classes_equal_scikit_learns() -> None:
     labels, predicted = answers()
-    found = class_metrics(confusion_counts(labels, predicted, 7), 7)
+    found = class_metrics(class_counts(confusion_counts(labels, predicted, 7), 7), "abcdefg")
     precision, recall, f1, support = sklearn_metrics.precision_recall_fscore_support(
         labels, predicted, labels=range(7)
     )
@@ -215,7 +207,7 @@ def test_metrics_of_classes_equal_scikit_learns() -> None:
 
 def test_class_without_images_or_answers_has_no_such_share() -> None:
     confusion = confusion_counts(torch.tensor([0, 0, 1]), torch.tensor([0, 2, 2]), 4)
-    right, never_named, only_named, neither = class_metrics(confusion, 4)
+    right, never_named, only_named, neither = class_metrics(class_counts(confusion, 4), "abcd")
     assert (right.recall, right.precision) == (0.5, 1.0)
     assert (never_named.recall, never_named.precision, never_named.f1) == (0.0, None, 0.0)
     assert (only_named.recall, only_named.precision, only_named.f1) == (None, 0.0, 0.0)
@@ -226,5 +218,6 @@ def test_confused_pairs_are_the_most_frequent_mistakes_in_order() -> None:
     labels = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2])
     predicted = torch.tensor([1, 1, 0, 2, 1, 0, 0, 0, 1])
     confusion = confusion_counts(labels, predicted, 3)
-    assert confused_pairs(confusion, 3) == [(2, 0, 3), (0, 1, 2), (1, 2, 1)]
-    assert confused_pairs(confusion_counts(labels, labels, 3), 5) == []
+    found = [(p.actual, p.predicted, p.images) for p in confused_pairs(confusion, "abc", 3)]
+    assert found == [("c", "a", 3), ("a", "b", 2), ("b", "c", 1)]
+    assert confused_pairs(confusion_counts(labels, labels, 3), "abc", 5) == []

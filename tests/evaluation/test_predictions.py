@@ -1,20 +1,23 @@
 """Gathering answers over processes, and models of another geometry."""
 
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from model_settings import small_model
 from test_evaluate import CLASSES, CPU, SAMPLES, loader, plain_logits, preprocess
 from torch import Tensor
 
-from vision.config import ConfigError
+from vision.config import ConfigError, parse
 from vision.data.batches import evaluation_batches
-from vision.data.configs import PreprocessConfig
-from vision.evaluation.labels import match_classes
+from vision.data.preprocess import normalizer
+from vision.data.sources.source import Source
+from vision.evaluation.classes import match_classes
 from vision.evaluation.predictions import Predictions, predict
-
-AUTO = PreprocessConfig(mean="auto", std="auto", interpolation="auto", crop_ratio="auto")
+from vision.models.build import build_model
+from vision.models.configs import TimmConfig
 
 
 def run(model: Any, batches: Any, **options: Any) -> Predictions:
@@ -49,6 +52,19 @@ def test_answers_over_any_processes_are_those_of_a_plain_pass(
     assert torch.allclose(model.head(found.features), logits, atol=1e-5)
 
 
+def test_features_of_a_timm_model_are_its_pooled_ones() -> None:
+    values = {"kind": "timm", "name": "resnet18", "drop_path": None}
+    config = parse(TimmConfig, values | {"checkpoint_activations": False})
+    model = build_model(config, (32, 32), classes=CLASSES).eval()
+    found = run(model, evaluation_batches(loader(), SAMPLES), keep_features=True).features
+    assert found is not None
+    (batch,) = evaluation_batches(loader(), SAMPLES)
+    with torch.no_grad():
+        features = model.model.forward_features(normalizer(preprocess(), CPU)(batch.images))  # type: ignore[operator, union-attr]
+        expected = model.model.forward_head(features, pre_logits=True)  # type: ignore[operator, union-attr]
+    assert torch.equal(found, expected)
+
+
 def test_image_that_cannot_be_read_has_no_answer() -> None:
     model = small_model("vit_tiny", (32, 32))
     found = run(model, evaluation_batches(loader(broken=True), 16))
@@ -75,18 +91,23 @@ def test_speed_leaves_out_the_first_batch_and_counts_images() -> None:
     assert speed.model is not None and speed.model > speed.total > 0
 
 
+def a_source(*classes: str) -> Source:
+    """A source with an image of each class."""
+    return SimpleNamespace(classes=classes, labels=np.arange(len(classes)))  # type: ignore[return-value]
+
+
 def test_classes_in_the_same_order_need_no_note() -> None:
-    mapping, note = match_classes(("a", "b"), ("a", "b"), "x")
-    assert mapping.tolist() == [0, 1] and note is None
+    labels, note = match_classes(("a", "b"), a_source("a", "b"), "x")
+    assert labels.tolist() == [0, 1] and note is None
 
 
 def test_classes_are_matched_by_name() -> None:
-    mapping, note = match_classes(("a", "b", "c"), ("c", "a"), "x")
-    assert mapping.tolist() == [2, 0] and note is not None and "2 of the 3 classes" in note
+    labels, note = match_classes(("a", "b", "c"), a_source("c", "a"), "x")
+    assert labels.tolist() == [2, 0] and note is not None and "2 of the 3 classes" in note
 
 
 def test_classes_of_one_name_cannot_be_matched() -> None:
     equal = ("crane", "crane", "b")
-    assert match_classes(equal, equal, "x")[0].tolist() == [0, 1, 2]
-    with pytest.raises(ConfigError, match="several classes of the name crane"):
-        match_classes(equal, ("b", "crane"), "x")
+    assert match_classes(equal, a_source(*equal), "x")[0].tolist() == [0, 1, 2]
+    with pytest.raises(ConfigError, match="several classes named crane"):
+        match_classes(equal, a_source("b", "crane"), "x")

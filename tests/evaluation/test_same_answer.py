@@ -15,8 +15,8 @@ from torch import Tensor
 
 from vision.cli.composition import compose
 from vision.config import parse
-from vision.evaluation.command import Processes, evaluate_checkpoints
 from vision.evaluation.configs import EvalConfig
+from vision.evaluation.evaluate_checkpoints import Processes, evaluate_checkpoints
 
 PICTURES = 43
 """A prime number: no batch size and no number of processes divides it."""

@@ -9,7 +9,9 @@ from vision.config import ConfigError
 from vision.data.images.decode import open_image
 from vision.data.images.transforms import evaluation_pixels
 from vision.data.preprocess import Preprocess
-from vision.evaluation.augmentation import NUMBER_OF_VIEWS, average, loaded_as, views
+from vision.evaluation.views import average, preprocess_for_views, views
+
+NUMBER_OF_VIEWS = {"none": 1, "flip": 2, "five_crop": 5, "ten_crop": 10}
 
 
 def preprocess(size: tuple[int, int] = (28, 28), ratio: float = 0.875) -> Preprocess:
@@ -22,10 +24,10 @@ def test_number_of_views_is_the_stated_one_and_the_usual_view_comes_first(
 ) -> None:
     image = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
     opened = open_image(image, 3, "image")
-    loaded = evaluation_pixels(opened, loaded_as(preprocess(), augmentation))  # type: ignore[arg-type]
+    loaded = evaluation_pixels(opened, preprocess_for_views(preprocess(), augmentation))  # type: ignore[arg-type]
     images = torch.from_numpy(loaded.copy()).permute(2, 0, 1)[None]
     found = views(images, (28, 28), augmentation)  # type: ignore[arg-type]
-    assert len(found) == NUMBER_OF_VIEWS[augmentation]  # type: ignore[index]
+    assert len(found) == NUMBER_OF_VIEWS[augmentation]
     assert all(view.shape == (1, 3, 28, 28) for view in found)
     usual = evaluation_pixels(opened, preprocess())
     assert np.array_equal(found[0][0].permute(1, 2, 0).numpy(), usual)
@@ -56,6 +58,6 @@ def test_average_has_the_mean_of_the_probabilities() -> None:
 
 
 def test_crops_without_anything_around_the_middle_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"five_crop: with crop_ratio = 1 there is nothing"):
-        loaded_as(preprocess(ratio=1.0), "five_crop")
-    assert loaded_as(preprocess(ratio=1.0), "flip") == preprocess(ratio=1.0)
+    with pytest.raises(ConfigError, match=r"five_crop: .*preprocess\.crop_ratio=0\.875"):
+        preprocess_for_views(preprocess(ratio=1.0), "five_crop")
+    assert preprocess_for_views(preprocess(ratio=1.0), "flip") == preprocess(ratio=1.0)

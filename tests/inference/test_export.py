@@ -114,5 +114,5 @@ def test_export_over_existing_files_is_refused(
     tmp_path.joinpath("kept.txt").write_text("mine")
     words = [f"checkpoint={run}", "format=safetensors", f"output={tmp_path}"]
     assert main(["export", *words]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert tmp_path.joinpath("kept.txt").read_text() == "mine"

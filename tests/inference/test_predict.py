@@ -197,7 +197,7 @@ def test_predict_command_with_attention_saves_a_image_beside_each_image(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["images=[]"], "images: which ones?"),
+        (["images=[]"], "images=photo.jpg"),
         (["images=nowhere/*.jpg"], "images: there is no image in 'nowhere/*.jpg'."),
     ],
 )

@@ -220,14 +220,14 @@ def _compare(config: CompareConfig, chosen: Choices) -> int:
 
 
 def _eval(config: EvalConfig, chosen: Choices) -> int:
-    from vision.evaluation.command import Processes, evaluate_checkpoints
-    from vision.evaluation.tables import tables
+    from vision.evaluation.evaluate_checkpoints import Processes, evaluate_checkpoints
+    from vision.evaluation.report.tables import tables
     from vision.training.run.distributed import world
 
     with world(config.device) as run:
         report = evaluate_checkpoints(config, Processes(run.device, run.rank, run.size, run.sum))
         if report is not None:
-            _print(report.as_dict(matrices=False) if config.format == "json" else tables(report))
+            _print(report.as_dict(summary=True) if config.format == "json" else tables(report))
     return 0
 
 

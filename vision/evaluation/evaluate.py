@@ -1,4 +1,4 @@
-"""A model on labelled images, every one of them counted once."""
+"""Evaluation during training: metrics summed on the device, every image counted once."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -27,14 +27,14 @@ def evaluate(
 ) -> dict[str, float]:
     """The metrics of a model on all images of the batches; see `vision.evaluation.metrics`.
 
-    Rows with the id −1 are not counted. With several processes each gives its own batches, equally
-    many, and `reduce` sums a tensor over all of them: they get the same numbers, and the same as
-    one process alone. The model is in evaluation mode meanwhile, and afterwards as it was.
+    Rows with the id −1 are not counted. With several processes, each gives its own batches, all the
+    same number of them, and `reduce` sums a tensor over all processes; all return the numbers that
+    a single process would. The model is in evaluation mode meanwhile, and afterwards as it was.
     """
     normalize = normalizer(preprocess, device)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     tally = empty_tally(classes, device)
-    # Not inference_mode: what FSDP allocates in it cannot be used for training any more.
+    # Not inference_mode: tensors that FSDP allocates in it cannot be used for training later.
     with evaluation_mode(model), torch.no_grad(), biases_once(model):
         for batch in batches:
             images = normalize(batch.images.to(device, non_blocking=True))
@@ -49,14 +49,14 @@ def evaluate(
 
 
 def biases_once(model: nn.Module) -> AbstractContextManager[None]:
-    """`static_bias`, unless weights are spread over devices: only a forward pass gathers them."""
-    spread = any(isinstance(parameter, DTensor) for parameter in model.parameters())
-    return nullcontext() if spread else static_bias(model)
+    """`static_bias`, unless parameters are sharded: then only a forward pass gathers them."""
+    sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    return nullcontext() if sharded else static_bias(model)
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode; afterwards every part of it is in the mode that it was in."""
+    """Put the model in evaluation mode; afterwards restore the mode of every submodule."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,42 +1,40 @@
-"""Metrics as sums and counts: one flat tensor on the device, merged by addition.
+"""Metrics as sums and counts, merged by addition, and the scores of single images.
 
-Batches, workers and processes may divide an evaluation in any way; the sums stay the same.
+However an evaluation is divided among batches, workers and processes, the sums are the same.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 LOSS, COUNT, TOP1, TOP5 = range(4)
-"""Places of the sums that are not by class; after them three numbers for every class."""
+"""Indices of the overall sums in `Tally.sums`; after them come three sums per class."""
+CHUNK = 4096
+"""Images whose probabilities are in memory at once, in double precision."""
 
 
 @dataclass(frozen=True)
 class Tally:
-    """What has been counted so far."""
+    """Sums over the images counted so far."""
 
     sums: Tensor
-    """Loss, images, right at once, right among five; then for every class the right answers, the
-    answers that named it, and the images that show it. To add up ranks, sum this tensor."""
+    """Loss, number of images, top-1 hits, top-5 hits; then for every class its correct predictions,
+    its predictions and its images. Summing this tensor over processes merges their tallies."""
     classes: int
 
 
 def empty_tally(classes: int, device: torch.device) -> Tally:
-    """Nothing counted yet. Sums are in double precision wherever the device knows it."""
+    """A tally of no images, in double precision where the device supports it."""
     dtype = torch.float32 if device.type == "mps" else torch.float64
     return Tally(torch.zeros(4 + 3 * classes, dtype=dtype, device=device), classes)
 
 
 @torch.no_grad()
 def update(tally: Tally, logits: Tensor, labels: Tensor, valid: Tensor) -> Tally:
-    """The tally with a batch added: logits (n, classes), labels (n,), and which rows count (n,).
-
-    An image's rank is the number of classes that the model puts before the right one. Of equal
-    logits the first one wins, as in argmax; a logit that is not a number is never right.
-    """
+    """Add a batch: logits (n, classes), labels (n,) and a mask of the rows that count (n,)."""
     if logits.shape[1] != tally.classes:
         raise ValueError(
             f"the model gives {logits.shape[1]} logits, but the data has {tally.classes} classes."
@@ -44,9 +42,7 @@ def update(tally: Tally, logits: Tensor, labels: Tensor, valid: Tensor) -> Tally
     logits = logits.float()
     labels = labels.where(valid, 0)
     number = torch.arange(tally.classes, device=logits.device)
-    own = logits.gather(1, labels[:, None])
-    behind = (logits < own) | ((logits == own) & (number > labels[:, None]))
-    rank = tally.classes - 1 - behind.sum(1)
+    rank = label_rank(logits, labels)
     right = valid & (rank == 0)
     actual = (labels[:, None] == number) & valid[:, None]
     predicted = (logits.argmax(1, keepdim=True) == number) & valid[:, None]
@@ -55,32 +51,17 @@ def update(tally: Tally, logits: Tensor, labels: Tensor, valid: Tensor) -> Tally
     def total(values: Tensor) -> Tensor:
         return values.sum(0, dtype=tally.sums.dtype)
 
-    overall = torch.stack(
-        [
-            total(loss.where(valid, 0.0)),
-            total(valid),
-            total(right),
-            total(valid & (rank < 5)),
-        ]
-    )
+    overall = [loss.where(valid, 0.0), valid, right, valid & (rank < 5)]
     by_class = [total(actual & right[:, None]), total(predicted), total(actual)]
-    return Tally(tally.sums + torch.cat([overall, *by_class]), tally.classes)
-
-
-def merge(first: Tally, second: Tally) -> Tally:
-    """Both together."""
-    if first.classes != second.classes:
-        raise ValueError(
-            f"tallies of {first.classes} and of {second.classes} classes cannot be merged."
-        )
-    return Tally(first.sums + second.sums, first.classes)
+    batch = torch.cat([torch.stack([total(values) for values in overall]), *by_class])
+    return Tally(tally.sums + batch, tally.classes)
 
 
 def results(tally: Tally) -> dict[str, float]:
-    """The metrics, as shares of 1; the loss is the mean cross-entropy.
+    """The metrics, as fractions of 1; the loss is the mean cross-entropy.
 
     Balanced accuracy is the mean recall of the classes that occur; macro-F1 the mean F1 of those
-    that occur or were predicted. A class that is in neither says nothing about a model.
+    that occur or were predicted.
     """
     sums = tally.sums.cpu().double()
     overall, by_class = sums[:4].tolist(), sums[4:].view(3, tally.classes)
@@ -101,53 +82,93 @@ def results(tally: Tally) -> dict[str, float]:
     }
 
 
+def label_rank(logits: Tensor, labels: Tensor) -> Tensor:
+    """Number of classes that the logits (n, classes) rank before the labels (n,).
+
+    Among equal logits the first class comes first, as in argmax; NaN is always ranked last.
+    """
+    own = logits.gather(1, labels[:, None])
+    number = torch.arange(logits.shape[1], device=logits.device)
+    behind = (logits < own) | ((logits == own) & (number > labels[:, None]))
+    return logits.shape[1] - 1 - behind.sum(1)
+
+
+@dataclass(frozen=True)
+class ImageScores:
+    """Scores of every image, in double precision (n,)."""
+
+    top1: Tensor
+    """1 where the label is the most probable class, else 0."""
+    top5: Tensor
+    loss: Tensor
+    brier: Tensor
+    confidence: Tensor
+    """The largest probability."""
+
+
+def score_images(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> ImageScores:
+    """Score softmax(logits / temperature) of every image: logits (n, classes), labels (n,)."""
+    parts = []
+    for chunk, own in chunks(logits, labels):
+        rank = label_rank(chunk, own)
+        logs = (chunk / temperature).log_softmax(1)
+        probabilities = logs.exp()
+        own_log = logs.gather(1, own[:, None])[:, 0]
+        brier = probabilities.square().sum(1) - 2 * own_log.exp() + 1
+        scores = [(rank == 0).double(), (rank < 5).double(), -own_log, brier]
+        parts.append(torch.stack([*scores, probabilities.amax(1)]))
+    return ImageScores(*torch.cat(parts, dim=1))
+
+
+def chunks(logits: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Some thousand rows at a time, the logits in double precision."""
+    for first in range(0, len(labels), CHUNK):
+        yield logits[first : first + CHUNK].double(), labels[first : first + CHUNK]
+
+
 def confusion_counts(labels: Tensor, predicted: Tensor, classes: int) -> Tensor:
     """(actual, predicted, images) of every pair of classes that occurs: int64 (pairs, 3).
 
-    The whole matrix of 20,000 classes would take gigabytes; no more of it is filled than there are
-    images.
+    Sparse, because the whole matrix of 20,000 classes would take gigabytes.
     """
     pairs, counts = (labels * classes + predicted).unique(return_counts=True)
     return torch.stack([pairs // classes, pairs % classes, counts], dim=1)
 
 
-class ClassMetrics(NamedTuple):
-    """How well one class is recognised; None where there is nothing to divide by."""
+def class_counts(confusion: Tensor, classes: int) -> Tensor:
+    """Correct predictions, predictions and images of every class: int64 (3, classes)."""
+    actual, predicted, images = confusion.unbind(1)
+    counts = torch.zeros(3, classes, dtype=torch.int64)
+    counts[0].index_add_(0, actual, images.where(actual == predicted, 0))
+    counts[1].index_add_(0, predicted, images)
+    counts[2].index_add_(0, actual, images)
+    return counts
 
+
+@dataclass(frozen=True)
+class ClassMetrics:
+    """Metrics of one class; None where the denominator is 0."""
+
+    name: str
+    accuracy: float | None
+    """The same as the recall."""
     images: int
     predicted: int
-    """Images that were taken for this class, rightly or not."""
+    """Images that were assigned to this class, correctly or not."""
     recall: float | None
-    """Of its images, the share that was recognised: the accuracy within the class."""
+    """Fraction of its images that were recognised."""
     precision: float | None
-    """Of the images taken for it, the share that shows it."""
+    """Fraction of its predictions that are correct."""
     f1: float | None
-    """Harmonic mean of both; 0 where one of them is 0 or does not exist."""
+    """Harmonic mean of recall and precision; 0 where only one of them exists."""
 
 
-def class_metrics(confusion: Tensor, classes: int) -> list[ClassMetrics]:
-    """The metrics of every class, from what `confusion_counts` gives."""
-    actual, predicted, counts = confusion.unbind(1)
-
-    def by_class(place: Tensor, images: Tensor) -> list[int]:
-        return torch.zeros(classes, dtype=torch.int64).index_add_(0, place, images).tolist()
-
-    right = by_class(actual, counts.where(actual == predicted, 0))
-    rows = zip(right, by_class(actual, counts), by_class(predicted, counts), strict=True)
-    return [
-        ClassMetrics(
-            images=shown,
-            predicted=named,
-            recall=hits / shown if shown else None,
-            precision=hits / named if named else None,
-            f1=2 * hits / (shown + named) if shown + named else None,
-        )
-        for hits, shown, named in rows
-    ]
-
-
-def confused_pairs(confusion: Tensor, most: int) -> list[tuple[int, int, int]]:
-    """(actual, predicted, images) of the most frequent mistakes, the most frequent first."""
-    mistakes = confusion[confusion[:, 0] != confusion[:, 1]]
-    order = mistakes[:, 2].argsort(descending=True, stable=True)[:most]
-    return [(row[0], row[1], row[2]) for row in mistakes[order].tolist()]
+def class_metrics(counts: Tensor, names: Sequence[str]) -> list[ClassMetrics]:
+    """The metrics of every class from `class_counts`."""
+    rows = []
+    for name, (right, predicted, images) in zip(names, counts.T.tolist(), strict=True):
+        recall = right / images if images else None
+        precision = right / predicted if predicted else None
+        f1 = 2 * right / (images + predicted) if images + predicted else None
+        rows.append(ClassMetrics(name, recall, images, predicted, recall, precision, f1))
+    return rows

@@ -1,54 +1,20 @@
-"""k-NN on a model's features: how well they separate classes without any head.
+"""k-NN on a model's features: how well they separate classes without a head.
 
 As in Wu et al. (CVPR 2018) and DINO (Caron et al., ICCV 2021): the k training images of the
 largest cosine similarity vote with the weight exp(similarity / 0.07).
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
-from vision.config import ConfigError
-from vision.models.layers import Classifier
-from vision.models.timm import TimmModel
+from torch import Tensor
 
 TEMPERATURE = 0.07
 CHUNK = 1024
-"""Images that are compared with the whole memory at once."""
+"""Number of images that are compared with the memory at once."""
 
 
-@contextmanager
-def recorded_features(model: Classifier) -> Iterator[list[Tensor]]:
-    """A list that gets the pooled features (b c) of every forward pass: what the head is given."""
-    found: list[Tensor] = []
-
-    def record(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-        found.append(inputs[0].flatten(1))
-
-    handle = _head(model).register_forward_pre_hook(record)
-    try:
-        yield found
-    finally:
-        handle.remove()
-
-
-def _head(model: Classifier) -> nn.Module:
-    head: Any = model.head if not isinstance(model, TimmModel) else model.model.get_classifier()
-    head = head[0] if isinstance(head, tuple | nn.ModuleList) else head  # a distilled model has two
-    if not isinstance(head, nn.Module):
-        raise ConfigError(
-            "neighbours: this model has no head whose input could be taken for its features; use "
-            "neighbours=0."
-        )
-    return head
-
-
-def as_logits(votes: Tensor) -> Tensor:
-    """Votes (n, classes) as logits whose softmax are the shares of the votes."""
+def vote_logits(votes: Tensor) -> Tensor:
+    """Logits whose softmax is the share of the votes (n, classes)."""
     shares = votes / votes.sum(dim=1, keepdim=True)
     return shares.clamp_min(torch.finfo(shares.dtype).tiny).log()
 
@@ -64,7 +30,7 @@ def nearest_classes(
     for first in range(0, len(features), CHUNK):
         part = F.normalize(features[first : first + CHUNK].float(), dim=1)
         similarity, place = (part @ memory.T).topk(k, dim=1)
-        # Relative to the nearest one, which changes no order: exp(1 / 0.07) is a large number.
+        # Relative to the nearest neighbour, because exp(1 / 0.07) is a large number.
         weight = ((similarity - similarity[:, :1]) / TEMPERATURE).exp()
         votes[first : first + CHUNK].scatter_add_(1, memory_labels[place], weight)
     return votes

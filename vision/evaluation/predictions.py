@@ -1,8 +1,7 @@
-"""What a model says of every image of a split, gathered from all processes, each image once."""
+"""The predictions of a model for every image of a split, gathered from all processes."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -11,10 +10,9 @@ from torch import Tensor
 from vision.config import ConfigError
 from vision.data.loader import Batch
 from vision.data.preprocess import Preprocess, normalizer
-from vision.evaluation.augmentation import average, views
 from vision.evaluation.configs import Augmentation
 from vision.evaluation.evaluate import biases_once, evaluation_mode
-from vision.evaluation.neighbours import recorded_features
+from vision.evaluation.views import average, views
 from vision.models.layers import Classifier
 from vision.models.precision import Precision, autocast
 
@@ -24,24 +22,25 @@ Reduce = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Speed:
-    """Images per second, all processes together; None: there was nothing but a first batch."""
+    """Images per second, all processes together."""
 
     model: float | None
-    """In the forward passes alone; the first batch, which warms up, is left out."""
+    """In the forward passes alone, without the first batch, which warms up; None if there was only
+    one batch."""
     total: float
     """From beginning to end, reading and decoding included."""
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Logits for the images that could be read, in the order of the source."""
+    """Logits of the images that could be read, in the order of the source."""
 
     ids: Tensor
-    """Number of each image in its source: int64 (n,)."""
+    """Index of each image in its source: int64 (n,)."""
     logits: Tensor
-    """float32 (n, classes); with several views, the logarithm of their mean probabilities."""
+    """float32 (n, classes); for several views, the logarithm of their mean probabilities."""
     features: Tensor | None
-    """What the head was given in the first view: float32 (n, c)."""
+    """Input of the head in the first view: float32 (n, c)."""
     speed: Speed
 
 
@@ -58,42 +57,46 @@ def predict(
     keep_features: bool = False,
     reduce: Reduce | None = None,
 ) -> Predictions:
-    """Run the model on all batches of a source with so many images.
+    """Run the model on all batches of a source with this number of samples.
 
-    Batches are as `augmentation.loaded_as` wants them. With several processes each gives its own,
-    and `reduce` sums a tensor over them; all get the same answer.
+    Batches are preprocessed as in `views.preprocess_for_views`. With several processes, each gives
+    its own batches, and `reduce` sums a tensor over them; all return the same predictions.
     """
     normalize = normalizer(preprocess, device)
     logits = torch.zeros(samples, classes)
     features: Tensor | None = None
     counted = torch.zeros(samples, dtype=torch.int64)
-    clock = _Clock(device)
-    with evaluation_mode(model), torch.no_grad(), biases_once(model), ExitStack() as stack:
-        recorded = stack.enter_context(recorded_features(model)) if keep_features else []
+    spans: list[tuple[int, float]] = []
+    begin = time.perf_counter()
+    with evaluation_mode(model), torch.no_grad(), biases_once(model):
         for batch in batches:
+            valid = batch.ids >= 0
+            ids = batch.ids[valid]
             images = normalize(batch.images.to(device, non_blocking=True))
-            with clock.running(int((batch.ids >= 0).sum())), autocast(precision, device):
-                answers = [
-                    model(view) for view in views(images, preprocess.image_size, augmentation)
-                ]
-            if not classes:  # without a head the answers are features, which are recorded
-                answers = [answer[:, :0] for answer in answers]
-            found = average(answers).cpu()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            start = time.perf_counter()
+            with autocast(precision, device):
+                first, *others = views(images, preprocess.image_size, augmentation)
+                tokens = model.forward_features(first)
+                pooled = model.pool(tokens).flatten(1) if keep_features else None
+                outputs = [model.forward_head(tokens), *(model(view) for view in others)]
+            found = average(outputs).cpu()  # waits for the device
+            spans.append((len(ids), time.perf_counter() - start))
+            if not classes:  # a model without a head returns its features
+                found = found[:, :0]
             if found.shape[1] != classes:
                 raise ValueError(
                     f"the model gives {found.shape[1]} logits, but there are {classes} classes."
                 )
-            valid = batch.ids >= 0
-            logits[batch.ids[valid]] = found[valid]
-            counted[batch.ids[valid]] += 1
-            if keep_features:
-                first = recorded[0].float().cpu()
-                recorded.clear()
-                features = torch.zeros(samples, first.shape[1]) if features is None else features
-                features[batch.ids[valid]] = first[valid]
-    speed = clock.speed(reduce)
+            logits[ids] = found[valid]
+            counted[ids] += 1
+            if pooled is not None:
+                features = torch.zeros(samples, pooled.shape[1]) if features is None else features
+                features[ids] = pooled.float().cpu()[valid]
+    speed = _speed(spans, time.perf_counter() - begin, reduce)
     if reduce is not None:
-        # Every row is zero but in one process, so that the sum has its very bits.
+        # Each row is nonzero in one process only, so the sum is exact.
         logits, counted = reduce(logits), reduce(counted)
         features = reduce(features) if features is not None else None
     assert int(counted.max()) <= 1, "an image was counted more than once"
@@ -103,38 +106,10 @@ def predict(
     return Predictions(ids, logits[ids], None if features is None else features[ids], speed)
 
 
-class _Clock:
-    """Time in the model. A GPU is asked for its own times, without making it wait."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.on_gpu = device.type == "cuda"
-        self.spans: list[tuple[int, float | tuple[torch.cuda.Event, torch.cuda.Event]]] = []
-        self.start = time.perf_counter()
-
-    @contextmanager
-    def running(self, images: int) -> Iterator[None]:
-        if not self.on_gpu:
-            start = time.perf_counter()
-            yield
-            self.spans.append((images, time.perf_counter() - start))
-            return
-        events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        events[0].record()
-        yield
-        events[1].record()
-        self.spans.append((images, events))
-
-    def speed(self, reduce: Reduce | None) -> Speed:
-        if self.on_gpu:
-            torch.cuda.synchronize()
-        whole = time.perf_counter() - self.start
-        seconds = sum(
-            span if isinstance(span, float) else float(span[0].elapsed_time(span[1])) / 1e3
-            for _, span in self.spans[1:]
-        )
-        images = sum(number for number, _ in self.spans)
-        later = sum(number for number, _ in self.spans[1:])
-        in_model = later / seconds if later and seconds else 0.0
-        rates = torch.tensor([in_model, images / whole if whole else 0.0], dtype=torch.float64)
-        model, total = (reduce(rates) if reduce is not None else rates).tolist()
-        return Speed(model or None, total)
+def _speed(spans: list[tuple[int, float]], total: float, reduce: Reduce | None) -> Speed:
+    """The speed from the number of images and the seconds of every batch."""
+    later, seconds = (sum(numbers) for numbers in zip((0, 0.0), *spans[1:], strict=True))
+    images = sum(number for number, _ in spans)
+    rates = torch.tensor([later / seconds if seconds else 0.0, images / total], dtype=torch.float64)
+    in_model, overall = (rates if reduce is None else reduce(rates)).tolist()
+    return Speed(in_model or None, overall)

@@ -1,26 +1,25 @@
-"""`vision export`: a model in a folder of its own, to be run without this project.
+"""`vision export`: write a model to a folder, to be run without this project.
 
-What is written is read back, run by the library that will run it, and compared with the model on
-images and on noise; the export fails if the probabilities differ by more than a limit.
+The file is read back, run by the library that it is for, and compared with the model on images and
+on noise; the export fails if probabilities differ by more than a limit.
 """
 
 import json
+import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from einops import rearrange
-from torch import Tensor, nn
+from torch import Tensor
 
-from vision import __version__
 from vision.config import ConfigError, UserError
-from vision.data.preprocess import normalizer
 from vision.data.sources.shapes import Shapes
 from vision.evaluation.configs import HUBS
 from vision.inference.configs import ExportConfig
@@ -33,18 +32,17 @@ if TYPE_CHECKING:
 
 FILES = {"onnx": "model.onnx", "torch_export": "model.pt2", "safetensors": "model.safetensors"}
 BATCHES = (1, 2, 5)
-"""Sizes of the batches that an export is tried with; none of them is the one that it was made with.
-"""
-MADE_WITH = 3
+"""Batch sizes that an export is tested with; none of them is the one that it was traced with."""
+TRACED_BATCH = 3
 
 
 class ExportError(UserError):
-    """An export that does not do what the model does."""
+    """An export whose outputs differ from those of the model."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how far it is from the model."""
+    """The files of an export, and its deviation from the model."""
 
     folder: Path
     file: Path
@@ -53,13 +51,13 @@ class Exported:
 
 
 def export(loaded: Loaded, config: ExportConfig) -> Exported:
-    """Write the model in a format, with preprocessing, classes and a README; checked by running it.
+    """Write the model in a format, with its preprocessing, its classes and a README.
 
-    The folder appears when everything in it was found to be right, and not before.
+    The folder appears only after the exported model has been run and compared.
     """
     folder = config.output or _default_folder(config.checkpoint, loaded.source) / config.format
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"output: {folder} is there already; remove it or choose another.")
+        raise ConfigError(f"output: {folder} already exists; remove it or choose another.")
     loaded.model.requires_grad_(False).cpu()
     with _scratch(folder) as part:
         file = part / FILES[config.format]
@@ -70,41 +68,26 @@ def export(loaded: Loaded, config: ExportConfig) -> Exported:
                 f"{config.format}: probabilities differ by up to {difference:.2g} from the "
                 f"model's, more than tolerance={config.tolerance:g}; nothing was written."
             )
-        facts = describe(loaded)
-        _write_facts(part, loaded, facts)
-        part.joinpath("README.md").write_text(
-            readme(config.format, facts, difference), encoding="utf-8"
-        )
-        for written in part.iterdir():  # some libraries write files that only their owner can read
-            shutil.copymode(part / "README.md", written)
+        preprocess = asdict(loaded.preprocess)
+        del preprocess["origin"]
+        texts = {
+            "preprocess.json": json.dumps(preprocess, indent=1),
+            "model.json": json.dumps(loaded.opened.config.model_dump(mode="json"), indent=1),
+            "classes.txt": "\n".join(loaded.classes) + "\n",
+            "README.md": readme(config.format, file.name, loaded, difference),
+        }
+        for name, text in texts.items():
+            part.joinpath(name).write_text(text, encoding="utf-8")
+        shutil.copymode(part / "README.md", file)  # some libraries write files for the owner only
         part.rename(folder)
-    return Exported(folder, folder / FILES[config.format], difference)
-
-
-def _write_facts(part: Path, loaded: Loaded, facts: Mapping[str, Any]) -> None:
-    """What the README reads beside the model."""
-    for name in ("preprocess", "model"):
-        text = json.dumps(facts[name], indent=1)
-        part.joinpath(f"{name}.json").write_text(text, encoding="utf-8")
-    part.joinpath("classes.txt").write_text("\n".join(loaded.classes) + "\n", encoding="utf-8")
-
-
-def describe(loaded: Loaded) -> dict[str, Any]:
-    """What whoever runs the model must know."""
-    values = asdict(loaded.preprocess)
-    values.pop("origin")
-    config: Any = loaded.model.config
-    return {
-        "preprocess": values,
-        "model": config.model_dump(mode="json"),
-        "classes": len(loaded.classes),
-        "version": __version__,
-    }
+    return Exported(folder, folder / file.name, difference)
 
 
 def largest_difference(loaded: Loaded, run: Callable[[Tensor], Tensor]) -> float:
-    """Between the probabilities of the model and of what was written, over batches of all sizes."""
-    largest = 0.0
+    """Largest difference between the probabilities of the model and of the export; NaN if one is
+    NaN.
+    """
+    gaps = []
     with torch.no_grad(), static_bias(loaded.model):
         for images in _inputs(loaded):
             expected = loaded.model(images).double().softmax(dim=1)
@@ -113,32 +96,26 @@ def largest_difference(loaded: Loaded, run: Callable[[Tensor], Tensor]) -> float
                 raise ExportError(
                     f"the export gives {tuple(found.shape)}, not {tuple(expected.shape)}."
                 )
-            gap = (found - expected).abs().max().item()
-            largest = max(largest, gap) if gap == gap else float("nan")
-            if gap != gap:
-                break
-    return largest
+            gaps.append((found - expected).abs().max())
+    return float(torch.stack(gaps).max())
 
 
 def _inputs(loaded: Loaded) -> Iterator[Tensor]:
-    """Normalised batches of several sizes: images of the embedded data set, and one of noise with
-    a plain area.
+    """Normalised batches of several sizes: images of the embedded data set, one of them replaced
+    by noise with a plain area.
     """
-    preprocess = loaded.preprocess
-    generator = torch.Generator().manual_seed(0)
-    normalize = normalizer(preprocess, torch.device("cpu"))
+    generator = np.random.default_rng(0)
     drawn = Shapes((64, 64), 0, "test", max(BATCHES))
-    pixels = [torch.from_numpy(np.array(loaded.pixels(drawn.read(i)))) for i in range(len(drawn))]
     for size in BATCHES:
-        images = rearrange(torch.stack(pixels[:size]), "b h w c -> b c h w")
+        pixels = [loaded.pixels(drawn.read(i)) for i in range(size)]
         if size > 1:
-            images[0] = torch.randint(256, images.shape[1:], generator=generator, dtype=torch.uint8)
-            images[0, :, : images.shape[2] // 2] = 255
-        yield normalize(images)
+            pixels[0] = generator.integers(256, size=pixels[0].shape, dtype=np.uint8)
+            pixels[0][: len(pixels[0]) // 2] = 255
+        yield loaded.batch(pixels)
 
 
 def _write(loaded: Loaded, config: ExportConfig, file: Path) -> Callable[[Tensor], Tensor]:
-    """Write the file; returns a function that runs what the file holds."""
+    """Write the file; returns a function that runs the model in the file."""
     match config.format:
         case "onnx":
             return _onnx(loaded, config.opset, file)
@@ -150,7 +127,7 @@ def _write(loaded: Loaded, config: ExportConfig, file: Path) -> Callable[[Tensor
 
 def _example(loaded: Loaded) -> Tensor:
     preprocess = loaded.preprocess
-    return torch.zeros(MADE_WITH, preprocess.channels, *preprocess.image_size)
+    return torch.zeros(TRACED_BATCH, preprocess.channels, *preprocess.image_size)
 
 
 def _onnx(loaded: Loaded, opset: int, file: Path) -> Callable[[Tensor], Tensor]:
@@ -174,7 +151,7 @@ def _onnx(loaded: Loaded, opset: int, file: Path) -> Callable[[Tensor], Tensor]:
         )
     assert program is not None
     written = program.model.opset_imports[""]
-    if written != opset:  # torch goes on with what it could do, and only logs that
+    if written != opset:  # torch falls back to another version and only logs that
         raise ConfigError(f"opset: torch cannot write {opset}, only {written}; opset=20 is usual.")
     program.save(file, external_data=False)
     options = onnxruntime.SessionOptions()
@@ -200,32 +177,23 @@ def _weights(loaded: Loaded, file: Path) -> Callable[[Tensor], Tensor]:
 
     save_file({n: t.contiguous() for n, t in loaded.model.state_dict().items()}, file)
     tensors = load_file(file)
-    model: nn.Module = loaded.model
-    return lambda images: torch.func.functional_call(model, tensors, (images,))
+    return lambda images: torch.func.functional_call(loaded.model, tensors, (images,))
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's own progress, which goes to the terminal."""
-    import logging
-    import warnings
-
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
+    """Suppress the exporter's own messages."""
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(action="ignore"):
             yield
-        finally:
-            for logger, level in zip(loggers, before, strict=True):
-                logger.setLevel(level)
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 @contextmanager
 def _scratch(folder: Path) -> Iterator[Path]:
-    """A folder beside the one that is to be written, so that it can take its place at once."""
+    """A temporary folder beside the final one, which a renaming puts in place."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.TemporaryDirectory(prefix=".export-", dir=folder.parent)
@@ -233,13 +201,13 @@ def _scratch(folder: Path) -> Iterator[Path]:
         reason = error.strerror or error
         raise ConfigError(f"output: {folder} cannot be written: {reason}.") from error
     with scratch as name:
-        part = Path(name) / "export"  # unlike what is around it, readable as usual
+        part = Path(name) / "export"  # with the usual permissions, unlike its parent
         part.mkdir()
         yield part
 
 
 def _default_folder(checkpoint: str, source: Path) -> Path:
-    """`export` in the folder of the run, beside the file, or here for weights by name."""
+    """`export` in the run's folder or beside the file; in the current folder for a hub name."""
     if checkpoint.startswith(HUBS):
         return Path("export")
     parent = source.parent

@@ -1,6 +1,6 @@
-"""`vision.load`: a model from any checkpoint, with what is needed to use it."""
+"""`vision.load`: a model from any checkpoint, ready to use."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -16,7 +16,7 @@ from vision.checkpoints.load_report import LoadReport
 from vision.checkpoints.open import OpenedModel, open_model
 from vision.checkpoints.weights import WhichWeights
 from vision.config import ConfigError, Size
-from vision.data.images.decode import open_image
+from vision.data.images.decode import Pixels, open_image
 from vision.data.images.transforms import evaluation_pixels
 from vision.data.preprocess import Preprocess, normalizer
 from vision.data.sources.wordnet import imagenet_synsets, readable_names
@@ -24,8 +24,8 @@ from vision.models.configs import ModelChoice
 from vision.models.layers import Classifier, static_bias
 
 ImageInput = str | Path | bytes | Image.Image | NDArray[np.uint8] | Tensor
-"""A file's name or content, a Pillow image, a uint8 array (height, width, channels), or a uint8
-tensor (channels, height, width).
+"""The name or the content of a file, a Pillow image, a uint8 array (height, width, channels) or a
+uint8 tensor (channels, height, width).
 """
 
 ImageInputs = list[ImageInput] | tuple[ImageInput, ...]
@@ -33,7 +33,7 @@ ImageInputs = list[ImageInput] | tuple[ImageInput, ...]
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one image."""
+    """The prediction for one image."""
 
     label: str
     """The most probable class."""
@@ -48,9 +48,9 @@ class Loaded:
 
     opened: OpenedModel
     preprocess: Preprocess
-    """How images become the model's numbers."""
+    """How images become the model's input."""
     classes: tuple[str, ...]
-    """Names of the classes; empty: the model has no head."""
+    """Names of the classes; empty for a model without a head."""
 
     @property
     def model(self) -> Classifier:
@@ -59,26 +59,24 @@ class Loaded:
 
     @property
     def source(self) -> Path:
-        """The file that the weights are from."""
+        """The file of the weights."""
         return self.opened.path
 
     @property
     def report(self) -> LoadReport:
-        """What became of each tensor of the file, and what was assumed."""
+        """How each tensor of the file was used, and what was assumed."""
         return self.opened.report
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         return next(self.model.parameters()).device
 
     def transform(self, image: ImageInput) -> Tensor:
-        """An image of any kind as the model takes it: (channels, height, width), normalised."""
-        pixels = torch.from_numpy(np.array(self.pixels(image)))
-        batch = rearrange(pixels, "h w c -> 1 c h w").to(self.device)
-        return normalizer(self.preprocess, self.device)(batch)[0]
+        """An image as the model takes it: (channels, height, width), normalised."""
+        return self.batch([self.pixels(image)])[0]
 
-    def pixels(self, image: ImageInput) -> NDArray[np.uint8]:
+    def pixels(self, image: ImageInput) -> Pixels:
         """What the model sees of an image, as uint8 (height, width, channels)."""
         channels = self.preprocess.channels
         name = str(image) if isinstance(image, str | Path) else "the image"
@@ -87,6 +85,11 @@ class Loaded:
         elif isinstance(image, Tensor):
             image = rearrange(image, "c h w -> h w c").cpu().numpy()
         return evaluation_pixels(open_image(image, channels, name), self.preprocess)
+
+    def batch(self, pixels: Sequence[Pixels]) -> Tensor:
+        """Images from `pixels` as the model takes them: (b channels height width), normalised."""
+        images = torch.from_numpy(np.stack(pixels)).to(self.device)
+        return normalizer(self.preprocess, self.device)(rearrange(images, "b h w c -> b c h w"))
 
     @overload
     def predict(self, images: ImageInput, top: int = 5, batch_size: int = 32) -> Prediction: ...
@@ -100,36 +103,37 @@ class Loaded:
         """The most probable classes of an image, or of each image of a list."""
         check_head(self)
         listed = images if isinstance(images, list | tuple) else [images]
-        answers = predictions(self._run(listed, batch_size, head=True), self.classes, top)
-        return answers if isinstance(images, list | tuple) else answers[0]
-
-    def features(self, images: ImageInput | ImageInputs, batch_size: int = 32) -> Tensor:
-        """What the head is given: (width,) for an image, (n, width) for a list."""
-        listed = images if isinstance(images, list | tuple) else [images]
-        found = self._run(listed, batch_size, head=False)
+        found = predictions(self._run(self.model, listed, batch_size), self.classes, top)
         return found if isinstance(images, list | tuple) else found[0]
 
-    def _run(self, inputs: Sequence[ImageInput], batch_size: int, head: bool) -> Tensor:
-        outputs = []
+    def features(self, images: ImageInput | ImageInputs, batch_size: int = 32) -> Tensor:
+        """The input of the head: (width,) for an image, (n, width) for a list."""
+        listed = images if isinstance(images, list | tuple) else [images]
+        model = self.model
+        found = self._run(
+            lambda batch: model.pool(model.forward_features(batch)), listed, batch_size
+        )
+        return found if isinstance(images, list | tuple) else found[0]
+
+    def _run(
+        self, function: Callable[[Tensor], Tensor], images: Sequence[ImageInput], batch_size: int
+    ) -> Tensor:
         with torch.inference_mode(), static_bias(self.model):
-            for start in range(0, len(inputs), batch_size):
-                images = torch.stack(
-                    [self.transform(p) for p in inputs[start : start + batch_size]]
-                )
-                tokens = self.model.forward_features(images)
-                outputs.append(self.model.forward_head(tokens) if head else self.model.pool(tokens))
+            outputs = [
+                function(self.batch([self.pixels(i) for i in images[start : start + batch_size]]))
+                for start in range(0, len(images), batch_size)
+            ]
         return torch.cat(outputs) if outputs else torch.empty(0)
 
 
 def predictions(logits: Tensor, classes: Sequence[str], top: int) -> list[Prediction]:
     """The most probable classes of every row of logits."""
-    best = logits.double().softmax(dim=1).topk(min(top, logits.shape[1]), dim=1)
-    rows = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-    answers = []
-    for values, indices in rows:
+    best = logits.double().softmax(dim=1).topk(min(top, len(classes)), dim=1)
+    found = []
+    for values, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True):
         named = tuple((classes[i], value) for i, value in zip(indices, values, strict=True))
-        answers.append(Prediction(named[0][0], named[0][1], named))
-    return answers
+        found.append(Prediction(*named[0], named))
+    return found
 
 
 def load(
@@ -142,11 +146,12 @@ def load(
     device: torch.device | str = "cpu",
     **given: Any,
 ) -> Loaded:
-    """A model from a run's folder, a checkpoint file of any known format, or a name (timm:…, hf:…).
+    """Load a model from a run's folder, a checkpoint file of any known format, or a name (timm:…,
+    hf:…).
 
-    What the weights do not show is `given`: heads=4, norm_eps=1e-5 or any other setting of a model;
-    `trained_size` is the size of the images in training. `image_size` is the size of the images
-    that the model shall see, by default the one that it was trained with.
+    What cannot be inferred from the weights is `given`: heads=4, norm_eps=1e-5 or any other setting
+    of a model; `trained_size` is the size of the training images. `image_size` is the size of the
+    images to run the model on, by default that of the training images.
     """
     opened = open_model(
         place,
@@ -157,23 +162,19 @@ def load(
         device=device,
         **given,
     )
-    return Loaded(opened, opened.preprocess, opened.class_names or _numbered(opened.classes))
+    names = opened.class_names or tuple(f"class {number}" for number in range(opened.classes))
+    if opened.class_names is None and opened.classes == 1000:
+        names = readable_names(imagenet_synsets())
+    return Loaded(opened, opened.preprocess, names)
 
 
-def _numbered(classes: int) -> tuple[str, ...]:
-    """Names where a file has none: ImageNet's for its 1,000 classes, else numbers."""
-    if classes == 1000:
-        return readable_names(imagenet_synsets())
-    return tuple(f"class {number}" for number in range(classes))
-
-
-def check_head(loaded: Loaded, setting: str = "checkpoint") -> None:
-    """An error that says what to do with a model that has no head."""
+def check_head(loaded: Loaded) -> None:
+    """Raise a ConfigError for a model without a head."""
     if loaded.classes:
         return
     raise ConfigError(
-        f"{setting}: {loaded.source} has no head, so that it names no classes. Train one: python "
-        f"train.py recipe=probe model=auto init={loaded.source} data=…; judge the features by "
+        f"checkpoint: {loaded.source} has no head and cannot predict classes. Train a head: python "
+        f"train.py recipe=probe model=auto init={loaded.source} data=…; evaluate the features by "
         f"their neighbours: python eval.py checkpoint={loaded.source} neighbours=20 data=…; or "
-        f"use them in Python: vision.load(…).features(images)."
+        "use them in Python: vision.load(…).features(images)."
     )

@@ -1,4 +1,4 @@
-"""`vision predict`: what a model says of image files."""
+"""`vision predict`: classify image files."""
 
 import csv
 import json
@@ -7,19 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from glob import glob, has_magic
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-import numpy as np
 import torch
-from einops import rearrange
-from numpy.typing import NDArray
 
 from vision.config import ConfigError
-from vision.data.images.decode import UnreadableImageError
-from vision.data.preprocess import normalizer
+from vision.data.images.decode import Pixels, UnreadableImageError
 from vision.data.sources.folder import SUFFIXES
 from vision.inference.configs import PredictConfig
 from vision.inference.load import Loaded, Prediction, check_head, predictions
@@ -31,14 +27,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 ATTENTION = "_attention"
-"""What is added to the name of an image for that of its attention."""
+"""Suffix of the names of attention figures."""
 READERS = 4
-"""Threads that read and decode while the model computes."""
+"""Threads that read and decode while the model runs."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A file and what the model says of it, or why it could not be read."""
+class PredictedFile:
+    """A file with its prediction, or the reason why it could not be read."""
 
     path: Path
     prediction: Prediction | None
@@ -46,12 +42,12 @@ class Answer:
 
 
 def find_images(places: Sequence[str], listed: TextIO | None = None) -> list[Path]:
-    """The files that are meant: files themselves, all images in folders, patterns, a list (-).
+    """Expand files, folders, patterns and a list of names (-) to image files.
 
-    Every file once, in the order of the places; within a folder by name.
+    Every file occurs once, in the order of the places and within a folder by name.
     """
     if not places:
-        raise ConfigError("images: which ones? For example: images=photo.jpg or images=photos/")
+        raise ConfigError("images: none given. Example: images=photo.jpg or images=photos/")
     found: dict[Path, None] = {}
     for place in places:
         if place == "-":
@@ -73,44 +69,36 @@ def find_images(places: Sequence[str], listed: TextIO | None = None) -> list[Pat
 
 
 def _is_image(file: Path) -> bool:
-    """Told by its suffix; what `attention=true` has written is none."""
+    """By its suffix; figures that `attention=true` has written do not count."""
     return file.suffix.lower() in SUFFIXES and not file.stem.endswith(ATTENTION)
 
 
-def answers(loaded: Loaded, files: Sequence[Path], batch_size: int, top: int) -> Iterator[Answer]:
-    """What the model says of every file, in their order; bad files say why they are."""
-    normalize = normalizer(loaded.preprocess, loaded.device)
+def predict_files(
+    loaded: Loaded, files: Sequence[Path], batch_size: int, top: int
+) -> Iterator[PredictedFile]:
+    """The predictions of all files, in order. The next batch is read while the model runs."""
+    read = partial(_read, loaded)
     with ThreadPoolExecutor(READERS) as readers, static_bias(loaded.model):
-        read = _ahead(readers, loaded, files, 2 * batch_size)
-        while batch := list(islice(read, batch_size)):
-            good = [pixels for _, pixels in batch if not isinstance(pixels, str)]
+        upcoming = readers.map(read, files[:batch_size])
+        for start in range(0, len(files), batch_size):
+            end = start + batch_size
+            results = list(upcoming)
+            upcoming = readers.map(read, files[end : end + batch_size])
+            good = [pixels for pixels in results if not isinstance(pixels, str)]
             named: Iterator[Prediction] = iter(())
             if good:
-                pixels = torch.from_numpy(np.stack(good)).to(loaded.device)
-                with torch.inference_mode():  # not around a yield: it would reach whoever reads
-                    logits = loaded.model(normalize(rearrange(pixels, "b h w c -> b c h w")))
+                with torch.inference_mode():  # not around a yield: it would affect the caller
+                    logits = loaded.model(loaded.batch(good))
                 named = iter(predictions(logits, loaded.classes, top))
-            for path, result in batch:
+            for path, result in zip(files[start:end], results, strict=True):
                 if isinstance(result, str):
-                    yield Answer(path, None, result)
+                    yield PredictedFile(path, None, result)
                 else:
-                    yield Answer(path, next(named), None)
+                    yield PredictedFile(path, next(named), None)
 
 
-def _ahead(
-    readers: ThreadPoolExecutor, loaded: Loaded, files: Sequence[Path], ahead: int
-) -> Iterator[tuple[Path, NDArray[np.uint8] | str]]:
-    """Files with their pixels, or with the reason why they have none; so many read in advance."""
-    waiting = [(path, readers.submit(_pixels, loaded, path)) for path in files[:ahead]]
-    following = iter(files[ahead:])
-    while waiting:
-        path, future = waiting.pop(0)
-        if (another := next(following, None)) is not None:
-            waiting.append((another, readers.submit(_pixels, loaded, another)))
-        yield path, future.result()
-
-
-def _pixels(loaded: Loaded, path: Path) -> NDArray[np.uint8] | str:
+def _read(loaded: Loaded, path: Path) -> Pixels | str:
+    """The pixels of a file, or the reason why it cannot be read."""
     try:
         return loaded.pixels(path)
     except UnreadableImageError as error:
@@ -120,46 +108,46 @@ def _pixels(loaded: Loaded, path: Path) -> NDArray[np.uint8] | str:
 
 
 def run(loaded: Loaded, config: PredictConfig) -> int:
-    """Name all images; returns 1 if some could not be read."""
+    """Predict all images and print or write the results; returns 1 if some could not be read."""
     check_head(loaded)
     files = find_images(config.images)
-    to_terminal = config.output is None and sys.stdout.isatty()
     kind = config.format
     if kind == "auto":
-        kind = "table" if to_terminal else _kind_of(config.output)
-    bad: list[Answer] = []
+        csv_file = config.output is not None and config.output.suffix == ".csv"
+        kind = "csv" if csv_file else "jsonl"
+        if config.output is None and sys.stdout.isatty():
+            kind = "table"
+    bad: list[PredictedFile] = []
 
-    def watched(progress: "Progress | None") -> Iterator[Answer]:
-        task = None if progress is None else progress.add_task("images", total=len(files))
-        for answer in answers(loaded, files, config.batch_size, config.top):
-            if progress is not None and task is not None:
-                progress.advance(task)
-            if answer.prediction is None:
-                bad.append(answer)
+    def results(progress: "Progress") -> Iterator[PredictedFile]:
+        found: Iterable[PredictedFile] = predict_files(loaded, files, config.batch_size, config.top)
+        if len(files) > 1:
+            found = progress.track(found, total=len(files), description="images")
+        for file in found:
+            if file.prediction is None:
+                bad.append(file)
             elif config.attention:
-                _save_attention(loaded, answer.path)
-            yield answer
+                _save_attention(loaded, file.path)
+            yield file
 
-    bar = progress_bar() if len(files) > 1 else nullcontext()
-    with _opened(config.output) as target, bar as progress:
+    with _opened(config.output) as target, progress_bar() as progress:
         match kind:
             case "table":
-                found = [answer for answer in watched(progress) if answer.prediction]
-                print_wide(table(found), target)
+                print_wide(table([file for file in results(progress) if file.prediction]), target)
             case "csv":
-                write_csv(watched(progress), target, config.top)
+                write_csv(results(progress), target, config.top)
             case "jsonl":
-                for answer in watched(progress):
-                    print(json.dumps(as_dict(answer), ensure_ascii=False), file=target, flush=True)
-    for answer in bad:
-        print(f"error: {answer.problem}", file=sys.stderr)
+                for file in results(progress):
+                    print(json.dumps(as_dict(file), ensure_ascii=False), file=target, flush=True)
+    for file in bad:
+        print(f"error: {file.problem}", file=sys.stderr)
     if bad:
         print(f"{len(bad)} of {len(files)} images could not be read.", file=sys.stderr)
     return 1 if bad else 0
 
 
 def _save_attention(loaded: Loaded, path: Path) -> None:
-    """Beside the image, another one that shows where the model looks, and its caption."""
+    """Save a figure of the attention and its caption beside the image."""
     from vision.inspection.capture.captured import CaptureError
     from vision.inspection.figures.show import show_attention
 
@@ -172,10 +160,6 @@ def _save_attention(loaded: Loaded, path: Path) -> None:
         raise ConfigError(f"attention=true: {path.parent}: {error.strerror or error}") from error
 
 
-def _kind_of(output: Path | None) -> Literal["csv", "jsonl"]:
-    return "csv" if output is not None and output.suffix == ".csv" else "jsonl"
-
-
 def _opened(output: Path | None) -> AbstractContextManager[TextIO]:
     if output is None:
         return nullcontext(sys.stdout)
@@ -186,36 +170,30 @@ def _opened(output: Path | None) -> AbstractContextManager[TextIO]:
         raise ConfigError(f"output: {output} cannot be written: {error.strerror}") from error
 
 
-def as_dict(answer: Answer) -> dict[str, object]:
-    """For a line of JSON."""
-    if answer.prediction is None:
-        return {"image": str(answer.path), "error": answer.problem}
-    top = [{"label": label, "probability": p} for label, p in answer.prediction.top]
-    return {
-        "image": str(answer.path),
-        "label": answer.prediction.label,
-        "probability": answer.prediction.probability,
-        "top": top,
-    }
+def as_dict(file: PredictedFile) -> dict[str, object]:
+    """A result as a mapping for JSON."""
+    if file.prediction is None:
+        return {"image": str(file.path), "error": file.problem}
+    top = [{"label": label, "probability": p} for label, p in file.prediction.top]
+    return {"image": str(file.path), **top[0], "top": top}
 
 
-def write_csv(found: Iterable[Answer], target: TextIO, top: int) -> None:
-    """A row for each image; label and probability of the best classes; why it has none."""
+def write_csv(files: Iterable[PredictedFile], target: TextIO, top: int) -> None:
+    """Write a row for each image: the most probable classes, or the error."""
     writer = csv.writer(target)
     ranks = [
         f"{column}_{rank}" for rank in range(1, top + 1) for column in ("label", "probability")
     ]
     writer.writerow(["image", *ranks, "error"])
-    for answer in found:
-        cells = (
-            [] if answer.prediction is None else [x for pair in answer.prediction.top for x in pair]
-        )
-        cells += [""] * (len(ranks) - len(cells))
-        writer.writerow([answer.path, *cells, answer.problem or ""])
+    for file in files:
+        best = file.prediction.top if file.prediction else ()
+        cells = [cell for pair in best for cell in pair]
+        missing = [""] * (len(ranks) - len(cells))
+        writer.writerow([file.path, *cells, *missing, file.problem or ""])
 
 
-def table(found: Sequence[Answer]) -> "Table":
-    """For a terminal: the best classes of every image, with a bar for each probability."""
+def table(files: Sequence[PredictedFile]) -> "Table":
+    """A table for a terminal: the most probable classes of every image with bars."""
     from rich.table import Table
 
     result = Table()
@@ -223,10 +201,10 @@ def table(found: Sequence[Answer]) -> "Table":
     result.add_column("class")
     result.add_column("probability", justify="right")
     result.add_column("")
-    for answer in found:
-        assert answer.prediction is not None
-        for rank, (label, probability) in enumerate(answer.prediction.top):
-            name = str(answer.path) if rank == 0 else ""
+    for file in files:
+        assert file.prediction is not None
+        for rank, (label, probability) in enumerate(file.prediction.top):
+            name = str(file.path) if rank == 0 else ""
             style = "bold" if rank == 0 else "dim"
             share = f"{100 * probability:.1f} %"
             result.add_row(plain(name), plain(label), share, bar(probability), style=style)
@@ -235,7 +213,7 @@ def table(found: Sequence[Answer]) -> "Table":
 
 
 def bar(share: float, width: int = 20) -> str:
-    """A bar of eighths of a character."""
+    """A bar with a resolution of an eighth of a character."""
     eighths = round(share * width * 8)
     full, rest = divmod(eighths, 8)
     return "█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")

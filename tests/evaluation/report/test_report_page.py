@@ -14,12 +14,17 @@ import pytest
 import torch
 from PIL import Image
 
-from vision.evaluation.evaluated import Cost
-from vision.evaluation.measure import compare, confident_mistakes, measure
+from vision.evaluation.model_metrics import compare, compute_metrics, confident_mistakes
 from vision.evaluation.predictions import Speed
-from vision.evaluation.report_page import data_address, page
-from vision.evaluation.result import ModelReport, Report, short_names
-from vision.evaluation.tables import tables
+from vision.evaluation.report.eval_report import (
+    Cost,
+    ModelReport,
+    NeighboursAccuracy,
+    Report,
+    short_names,
+)
+from vision.evaluation.report.report_page import data_url, page
+from vision.evaluation.report.tables import tables
 from vision.terminal import print_wide
 
 HOSTILE = '</script><img src=x onerror="document.title=1">'
@@ -31,14 +36,15 @@ def made_up(
     """A report on made-up logits, and its galleries; one class has a hostile name."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(4 * classes) % classes
+    names = (hostile, *(f"class {i}" for i in range(1, classes)))
     reports: list[ModelReport] = []
     galleries = []
     for number in range(models):
         logits = torch.randn(len(labels), classes, generator=generator)
         logits[torch.arange(len(labels)), labels] += 2.5 + number
         logits *= 2  # surer, so that confidences spread over several bins
-        measured = measure(logits, labels, bins=15, resamples=40, seed=0)
-        differences = compare(measured, reports[0].measured) if reports else None
+        results = compute_metrics(logits, labels, names, bins=15, resamples=40, seed=0)
+        differences = compare(results, reports[0].results) if reports else None
         reports.append(
             ModelReport(
                 name=f"model {number}",
@@ -48,8 +54,8 @@ def made_up(
                 image_size=(224, 224),
                 window=None,
                 crop_ratio=0.875,
-                measured=measured,
-                neighbours=0.5,
+                results=results,
+                neighbours=NeighboursAccuracy(20, 0.5),
                 cost=Cost(28_000_000, 4_500_000_000),
                 speed=Speed(812.0, 640.0),
                 differences=differences,
@@ -58,25 +64,23 @@ def made_up(
         galleries.append(
             [
                 {
-                    "name": f"{mistake.place}.png",
+                    "name": f"{mistake.row}.png",
                     "label": mistake.label,
                     "predicted": mistake.predicted,
                     "confidence": mistake.confidence,
                     "own": mistake.own,
-                    "image": data_address(Image.new("RGB", (32, 32), (mistake.label % 255, 90, 9))),
+                    "image": data_url(Image.new("RGB", (32, 32), (mistake.label % 255, 90, 9))),
                 }
                 for mistake in confident_mistakes(logits, labels, 24)
             ]
         )
-    names = (hostile, *(f"class {i}" for i in range(1, classes)))
     report = Report(
         split="val",
         data="made up",
         images=len(labels),
         skipped=("a.png",),
-        classes=names,
+        class_names=names,
         augmentation="none",
-        k=20,
         settings={},
         models=tuple(reports),
         notes=("A note.",),
@@ -125,7 +129,7 @@ def test_confident_mistakes_are_wrong_and_sorted_by_confidence() -> None:
     logits = torch.tensor([[3.0, 0.0], [0.0, 1.0], [5.0, 0.0], [0.0, 2.0]])
     labels = torch.tensor([1, 1, 1, 0])
     found = confident_mistakes(logits, labels, 10)
-    assert [(m.place, m.label, m.predicted) for m in found] == [(2, 1, 0), (0, 1, 0), (3, 0, 1)]
+    assert [(m.row, m.label, m.predicted) for m in found] == [(2, 1, 0), (0, 1, 0), (3, 0, 1)]
     assert found[0].confidence == pytest.approx(torch.tensor([5.0, 0.0]).softmax(0)[0].item())
     assert found[0].own == pytest.approx(1 - found[0].confidence)
     assert len(confident_mistakes(logits, labels, 1)) == 1
@@ -134,12 +138,13 @@ def test_confident_mistakes_are_wrong_and_sorted_by_confidence() -> None:
 def test_numbers_that_json_does_not_know_become_null() -> None:
     logits = torch.randn(20, 3)
     logits[2, 1] = float("nan")
-    measured = measure(logits, torch.arange(20) % 3, bins=15, resamples=5, seed=0)
+    labels, names = torch.arange(20) % 3, ("a", "b", "c")
+    results = compute_metrics(logits, labels, names, bins=15, resamples=5, seed=0)
     report, _ = made_report(10)
     assert json.dumps(report, allow_nan=False)
-    model = ModelReport("x", Path("x"), 1, "raw", (8, 8), None, 1.0, measured, None,
+    model = ModelReport("x", Path("x"), 1, "raw", (8, 8), None, 1.0, results, None,
                         Cost(1, 1), Speed(None, 1.0))  # fmt: skip
-    values = Report("val", "x", 20, (), ("a", "b", "c"), "none", 0, {}, (model,)).as_dict()
+    values = Report("val", "x", 20, (), "none", {}, names, (model,)).as_dict()
     assert values["models"][0]["metrics"]["loss"] is None
     json.dumps(values, allow_nan=False)
 

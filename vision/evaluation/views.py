@@ -11,29 +11,27 @@ from vision.config import ConfigError
 from vision.data.preprocess import Preprocess
 from vision.evaluation.configs import Augmentation
 
-NUMBER_OF_VIEWS: dict[Augmentation, int] = {"none": 1, "flip": 2, "five_crop": 5, "ten_crop": 10}
 
+def preprocess_for_views(preprocess: Preprocess, augmentation: Augmentation) -> Preprocess:
+    """The preprocessing of images to cut views from: for crops, without the central crop.
 
-def loaded_as(preprocess: Preprocess, augmentation: Augmentation) -> Preprocess:
-    """How images are to be loaded: for crops the whole square that the middle is cut from.
-
-    So the ten crops are those of Krizhevsky et al. (NeurIPS 2012, section 4.1): 224 pixels from the
-    corners and the middle of 256.
+    The ten crops are then those of Krizhevsky et al. (NeurIPS 2012, section 4.1): 224 pixels from
+    the corners and the centre of 256.
     """
     if augmentation in ("none", "flip"):
         return preprocess
     height, width = (math.floor(side / preprocess.crop_ratio) for side in preprocess.image_size)
     if (height, width) == preprocess.image_size:
         raise ConfigError(
-            f"augmentation={augmentation}: with crop_ratio = {preprocess.crop_ratio:g} there is "
-            f"nothing around the middle of {height} × {width} pixels to crop from; choose a "
-            "smaller one, such as preprocess.crop_ratio=0.875, or augmentation=flip."
+            f"augmentation={augmentation}: crop_ratio = {preprocess.crop_ratio:g} leaves nothing "
+            f"around the central {height} × {width} pixels to crop from; choose a smaller one, "
+            "such as preprocess.crop_ratio=0.875, or augmentation=flip."
         )
     return replace(preprocess, image_size=(height, width), crop_ratio=1.0)
 
 
 def views(images: Tensor, size: tuple[int, int], augmentation: Augmentation) -> list[Tensor]:
-    """The views (b c h w) of images as `loaded_as` wants them; the usual one comes first."""
+    """The views (b c h w) of images from `preprocess_for_views`; the usual one comes first."""
     match augmentation:
         case "none":
             return [images]
@@ -47,7 +45,7 @@ def views(images: Tensor, size: tuple[int, int], augmentation: Augmentation) -> 
 
 
 def _crops(images: Tensor, size: tuple[int, int]) -> list[Tensor]:
-    """The middle, then the corners."""
+    """The centre, then the corners."""
     height, width = size
     below, right = images.shape[-2] - height, images.shape[-1] - width
     places = [(round(below / 2), round(right / 2)), (0, 0), (0, right), (below, 0), (below, right)]
@@ -55,7 +53,7 @@ def _crops(images: Tensor, size: tuple[int, int]) -> list[Tensor]:
 
 
 def average(logits: Sequence[Tensor]) -> Tensor:
-    """Logits whose softmax is the mean of the views' softmax; of one view its own."""
+    """Logits whose softmax is the mean softmax of the views; those of a single view unchanged."""
     if len(logits) == 1:
         return logits[0].float()
     logs = torch.stack([view.float().log_softmax(1) for view in logits])

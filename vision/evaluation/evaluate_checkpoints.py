@@ -1,0 +1,233 @@
+"""`vision eval`: evaluate checkpoints on the images of a split."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vision.checkpoints.open import print_notes
+from vision.config import ConfigError, pair
+from vision.data.batches import build_loader, evaluation_batches
+from vision.data.configs import DataConfig, ShapesConfig
+from vision.data.loader import Batch
+from vision.data.sources.build import build_source
+from vision.data.sources.source import Source
+from vision.evaluation.classes import match_classes
+from vision.evaluation.configs import Augmentation, EvalConfig
+from vision.evaluation.evaluated_model import Answers, EvaluatedModel, open_evaluated_model
+from vision.evaluation.model_metrics import compare, compute_metrics
+from vision.evaluation.neighbours import nearest_classes, vote_logits
+from vision.evaluation.predictions import Predictions, Reduce, predict
+from vision.evaluation.report.eval_report import (
+    Cost,
+    ModelReport,
+    NeighboursAccuracy,
+    Report,
+    short_name,
+    short_names,
+)
+from vision.evaluation.report.prediction_files import check_parquet
+from vision.evaluation.report.report_files import output_folder, remove_if_empty, save
+from vision.evaluation.views import preprocess_for_views
+from vision.models.cost.count import cost
+from vision.models.swin import Swin
+from vision.terminal import progress_bar
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of an evaluation, as seen by one of them."""
+
+    device: torch.device
+    rank: int = 0
+    ranks: int = 1
+    reduce: Reduce | None = None
+
+
+def evaluate_checkpoints(config: EvalConfig, processes: Processes) -> Report | None:
+    """Evaluate all checkpoints; every process takes its share of the images.
+
+    Only the first process returns the report and writes the files.
+    """
+    if config.save and config.predictions == "parquet":
+        check_parquet()
+    models = [open_evaluated_model(place, config, processes.device) for place in config.checkpoints]
+    folder = None
+    if processes.rank == 0:
+        for model in models:
+            print_notes(model.notes)
+        folder = output_folder(config, models[0].checkpoint) if config.save else None
+    answers: list[Answers] = []
+    try:
+        for model in models:
+            answers.append(_answers(model, config, processes))
+            _check_same_images(answers[0], answers[-1])
+    except BaseException:
+        if folder is not None:
+            remove_if_empty(folder)
+        raise
+    if processes.rank != 0:
+        return None
+    report = _report(config, answers)
+    return report if folder is None else save(folder, config, report, answers)
+
+
+def _answers(model: EvaluatedModel, config: EvalConfig, processes: Processes) -> Answers:
+    """Predict the images of the split, and their nearest neighbours if requested."""
+    memory = _memory(model, config, processes) if config.neighbours else None
+    predictions = _predict(model, model.source, config, processes, config.augmentation)
+    labels = model.labels[predictions.ids]
+    if memory is None:
+        return Answers(model, predictions, labels, None)
+    assert predictions.features is not None
+    votes = nearest_classes(*memory, predictions.features, len(model.classes), config.neighbours)
+    if not model.opened.classes:
+        predictions = replace(predictions, logits=vote_logits(votes))
+    return Answers(model, predictions, labels, float((votes.argmax(1) == labels).double().mean()))
+
+
+def _memory(
+    model: EvaluatedModel, config: EvalConfig, processes: Processes
+) -> tuple[Tensor, Tensor]:
+    """Features and labels of the training images, for k-NN."""
+    source = build_source(model.data, "train")
+    if config.neighbours > len(source):
+        raise ConfigError(
+            f"neighbours = {config.neighbours}, but there are only {len(source)} training images."
+        )
+    labels, _ = match_classes(model.classes, source, str(model.checkpoint))
+    found = _predict(model, source, config, processes, "none")
+    assert found.features is not None
+    return found.features, labels[found.ids]
+
+
+def _predict(
+    model: EvaluatedModel,
+    source: Source,
+    config: EvalConfig,
+    processes: Processes,
+    augmentation: Augmentation,
+) -> Predictions:
+    loader = build_loader(
+        source,
+        preprocess_for_views(model.preprocess, augmentation),
+        model.data,
+        config.loader,
+        processes=processes.ranks,
+        on_cpu=processes.device.type == "cpu",
+    )
+    batches = evaluation_batches(loader, config.batch_size, processes.rank, processes.ranks)
+    if processes.rank == 0:
+        total = -(-len(source) // (processes.ranks * config.batch_size))
+        batches = _with_progress(batches, total, short_name(model.checkpoint))
+    return predict(
+        model.opened.model,
+        batches,
+        len(source),
+        model.preprocess,
+        model.opened.classes,
+        processes.device,
+        config.precision,
+        augmentation=augmentation,
+        keep_features=config.neighbours > 0,
+        reduce=processes.reduce,
+    )
+
+
+def _with_progress(batches: Iterable[Batch], total: int, title: str) -> Iterator[Batch]:
+    with progress_bar() as progress:
+        yield from progress.track(batches, total, description=title)
+
+
+def _check_same_images(first: Answers, other: Answers) -> None:
+    """Models are compared image by image, so all must have the same images and classes."""
+    both = f"checkpoint: {first.model.checkpoint} and {other.model.checkpoint}"
+    if _images(first) != _images(other):
+        raise ConfigError(
+            f"{both} were trained on different data, so their own images cannot be compared; "
+            "choose the images for both with data=…"
+        )
+    if first.model.classes != other.model.classes:
+        raise ConfigError(f"{both} have different classes; evaluate them one by one.")
+
+
+def _images(answers: Answers) -> list[tuple[str, str]]:
+    """Name and class of every image."""
+    model = answers.model
+    rows = zip(answers.predictions.ids.tolist(), answers.labels.tolist(), strict=True)
+    return [(model.source.name(index), model.classes[label]) for index, label in rows]
+
+
+def _report(config: EvalConfig, answers: list[Answers]) -> Report:
+    models = [answer.model for answer in answers]
+    names = short_names([m.checkpoint for m in models], [m.step for m in models])
+    reports: list[ModelReport] = []
+    for name, answer in zip(names, answers, strict=True):
+        report = _model_report(config, name, answer)
+        if reports and config.resamples:
+            report = replace(report, differences=compare(report.results, reports[0].results))
+        reports.append(report)
+    source, ids = models[0].source, set(answers[0].predictions.ids.tolist())
+    return Report(
+        split=config.split,
+        data=_data_name(models[0].data),
+        images=len(ids),
+        skipped=tuple(source.name(i) for i in range(len(source)) if i not in ids),
+        augmentation=config.augmentation,
+        settings=config.model_dump(mode="json"),
+        class_names=models[0].classes,
+        models=tuple(reports),
+        notes=tuple(dict.fromkeys(_notes(config, answers))),
+    )
+
+
+def _model_report(config: EvalConfig, name: str, answers: Answers) -> ModelReport:
+    model, opened, k = answers.model, answers.model.opened, config.neighbours
+    neighbours = answers.neighbours_accuracy
+    parameters = sum(parameter.numel() for parameter in opened.model.parameters())
+    macs = cost(opened.config, opened.image_size, opened.channels, opened.classes).macs
+    return ModelReport(
+        name=name,
+        checkpoint=model.checkpoint,
+        step=model.step,
+        weights=opened.weights,
+        image_size=model.preprocess.image_size,
+        window=tuple(opened.model.windows) if isinstance(opened.model, Swin) else None,
+        crop_ratio=model.preprocess.crop_ratio,
+        results=compute_metrics(
+            answers.predictions.logits,
+            answers.labels,
+            model.classes,
+            bins=config.bins,
+            resamples=config.resamples,
+            seed=config.seed,
+        ),
+        neighbours=None if neighbours is None else NeighboursAccuracy(k, neighbours),
+        cost=Cost(parameters, macs),
+        speed=answers.predictions.speed,
+    )
+
+
+def _data_name(data: DataConfig) -> str:
+    place = getattr(data, "root", None) or getattr(data, "path", None)
+    return data.kind if place is None else f"{data.kind} {place}"
+
+
+def _notes(config: EvalConfig, answers: list[Answers]) -> Iterator[str]:
+    """Notes for readers of the report."""
+    for place, answer in zip(config.checkpoints, answers, strict=True):
+        yield from (f"{Path(place).name}: {note}" for note in answer.model.notes)
+    data = config.data
+    if data is not None and not isinstance(data, ShapesConfig) and config.image_size is None:
+        size = answers[0].model.preprocess.image_size
+        if data.image_size != "auto" and size != pair(data.image_size):
+            yield (
+                f"Images have {size[0]} × {size[1]} pixels, as in training, not data.image_size = "
+                f"{data.image_size}; image_size=… chooses another size."
+            )
+    for answer in answers:
+        bad = int((~answer.predictions.logits.isfinite().all(1)).sum())
+        if bad:
+            yield f"{answer.model.checkpoint}: {bad} images have logits that are not finite."
