@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from vision.data.configs import AugmentConfig, LoaderConfig
+from vision.data.images.augment import import_policy
 from vision.data.images.decode import Pixels, UnreadableImageError, open_image
 from vision.data.images.transforms import evaluation_pixels, training_pixels
 from vision.data.order import Request
@@ -74,6 +75,8 @@ class Loader:
     def __post_init__(self) -> None:
         self._requests = _Requests()
         self._run = 0
+        if self.pipeline.augment is not None and self.workers:
+            import_policy(self.pipeline.augment.policy)
         method = None if self.config.start_method == "auto" else self.config.start_method
         self._loader: DataLoader[Batch] = DataLoader(
             _BatchMaker(self.source, self.pipeline),
