@@ -16,9 +16,9 @@ from torchvision import datasets as torchvision_datasets
 
 from vision.config import ConfigError
 from vision.data.sources.build import build_source, describe, list_splits
-from vision.data.sources.known import CIFAR10, CIFAR100, FASHION_MNIST
+from vision.data.sources.class_names import CIFAR10, CIFAR100, FASHION_MNIST
+from vision.data.sources.known_sets import SETS
 from vision.data.sources.source import Source
-from vision.data.sources.torchvision_facts import SETS
 from vision.data.sources.wordnet import imagenet_synsets
 
 RANDOM = np.random.default_rng(0)

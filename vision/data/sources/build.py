@@ -21,16 +21,16 @@ from vision.data.configs import (
     Split,
     TorchvisionConfig,
 )
+from vision.data.sources.class_names import FASHION_MNIST
 from vision.data.sources.fashion_mnist import read_fashion_mnist
 from vision.data.sources.folder import FolderSource, list_images, shorten
-from vision.data.sources.known import FASHION_MNIST
+from vision.data.sources.known_sets import SMALL, facts
 from vision.data.sources.packed import PackedStrings
 from vision.data.sources.shapes import CLASSES, build_shapes
 from vision.data.sources.shards import available_splits, describe_shards, read_shards
 from vision.data.sources.source import Source
 from vision.data.sources.subsets import nested_subset, split_by_fraction, take
 from vision.data.sources.table import folder_classes, read_table
-from vision.data.sources.torchvision_facts import SMALL, facts
 from vision.data.sources.wordnet import imagenet_synsets, readable_names
 
 

@@ -16,9 +16,9 @@ from vision.config import ConfigError
 from vision.data.configs import Split, TorchvisionConfig
 from vision.data.sources.arrays import ArraySource
 from vision.data.sources.folder import FolderSource
+from vision.data.sources.known_sets import facts
 from vision.data.sources.packed import PackedStrings
 from vision.data.sources.source import Source, StoredImage
-from vision.data.sources.torchvision_facts import facts
 
 
 @dataclass(eq=False, repr=False)

@@ -6,7 +6,7 @@ from typing import Any
 
 from vision.config import ConfigError, suggest
 from vision.data.configs import Split
-from vision.data.sources.known import CIFAR10, CIFAR100, DIGITS, FASHION_MNIST
+from vision.data.sources.class_names import CIFAR10, CIFAR100, DIGITS, FASHION_MNIST
 
 
 @dataclass(frozen=True)
