@@ -9,6 +9,7 @@ from vision.config import Config, Count, PositiveInt, Probability, Rate, Size
 from vision.data.images.policy import parse_policy
 
 Split = Literal["train", "val", "test"]
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 """A part of something of which both the part and the rest must not be empty."""
@@ -150,6 +151,12 @@ class HuggingFaceConfig(_Stored):
     label_column: Text
     """auto: the only column of class labels."""
     channels: Literal[1, 3]
+
+
+def named_splits(config: ShardsConfig | HuggingFaceConfig) -> dict[Split, str]:
+    """Return the name or pattern that the config gives to each split that it has."""
+    names = {split: getattr(config, split) for split in SPLITS}
+    return {split: name for split, name in names.items() if name is not None}
 
 
 DataConfig = Annotated[

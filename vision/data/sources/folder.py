@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from vision.config import ConfigError
 from vision.data.sources.packed import PackedStrings
+from vision.data.sources.source import Source
 
 SUFFIXES = {
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif"),
@@ -19,24 +20,18 @@ SUFFIXES = {
 
 
 @dataclass(eq=False, repr=False)
-class FolderSource:
+class FolderSource(Source):
     """A `Source` of image files below one folder."""
 
     root: Path
     paths: PackedStrings
-    labels: NDArray[np.int64]
-    classes: tuple[str, ...]
-    channels: int
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def name(self, index: int) -> str:
-        """The file's path."""
+        """Return the file's path."""
         return os.path.join(self.root, self.paths[index])  # noqa: PTH118 (five times faster)
 
     def read(self, index: int) -> bytes:
-        """The file's content."""
+        """Return the file's content."""
         with open(self.name(index), "rb") as file:  # noqa: PTH123
             return file.read()
 
@@ -103,6 +98,25 @@ def require_folder(folder: Path) -> Path:
         raise ConfigError(f"data.root: {folder} is a file; a folder is expected.")
     existing = next(parent for parent in folder.absolute().parents if parent.exists())
     raise ConfigError(f"data.root: there is no folder {folder} ({existing} exists).")
+
+
+def check_same_classes(
+    problem: str,
+    first: tuple[str, tuple[str, ...]],
+    second: tuple[str, tuple[str, ...]],
+    advice: str = "",
+) -> None:
+    """Raise a ConfigError that lists the differences between two sets of classes, if any.
+
+    Each set comes with the words before its classes that the other one does not have.
+    """
+    differences = [
+        f"{words} {shorten(only)}"
+        for (words, classes), (_, others) in ((first, second), (second, first))
+        if (only := sorted(set(classes) - set(others)))
+    ]
+    if differences:
+        raise ConfigError(f"{problem}: {'; '.join(differences)}. {advice}".rstrip())
 
 
 def shorten(names: list[str] | tuple[str, ...], limit: int = 5) -> str:
