@@ -12,11 +12,25 @@ from vision.config import ConfigError
 from vision.data.sources.packed import PackedStrings
 from vision.data.sources.source import Source
 
-SUFFIXES = {
-    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif"),
-    *(".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2"),
+FORMATS = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
+    "PNG": (".png",),
+    "WEBP": (".webp",),
+    "GIF": (".gif",),
+    "BMP": (".bmp",),
+    "TIFF": (".tif", ".tiff"),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+    "JPEG2000": (".jp2",),
+    "AVIF": (".avif",),
+    "TGA": (),
+    "ICO": (),
 }
-"""Files with other suffixes are taken for something else; they are counted, not read."""
+"""Formats that are read, by Pillow's names, with the suffixes of their files, the usual one first.
+
+Formats of pixels only: a file named .jpg is never passed to an interpreter, as EPS's would be.
+"""
+SUFFIXES = {suffix for suffixes in FORMATS.values() for suffix in suffixes}
+"""Files with other suffixes are not read as images; they are counted."""
 
 
 @dataclass(eq=False, repr=False)
@@ -148,7 +162,7 @@ def _walk(root: Path, top: str, ignored: Counter[str]) -> list[str]:
                     ignored["hidden"] += 1
                 elif entry.is_dir():
                     (links if entry.is_symlink() else folders).append(path)
-                elif (suffix := _suffix(entry.name)) in SUFFIXES:
+                elif (suffix := suffix_of(entry.name)) in SUFFIXES:
                     found.append(path)
                 else:
                     ignored[f"suffix '{suffix}'" if suffix else "no suffix"] += 1
@@ -156,8 +170,8 @@ def _walk(root: Path, top: str, ignored: Counter[str]) -> list[str]:
     return found
 
 
-def _suffix(name: str) -> str:
-    """As `Path.suffix` in lower case, five times faster."""
+def suffix_of(name: str) -> str:
+    """Return the same as `Path.suffix`, in lower case and five times faster."""
     _, dot, last = name.rpartition(".")
     return f".{last.lower()}" if dot else ""
 
