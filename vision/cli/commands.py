@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vision.checkpoints.configs import ConvertConfig, Renaming, SizedConfig
 from vision.config import Config, ConfigError
-from vision.data.configs import DataConfig, LookConfig, PrepareConfig
+from vision.data.configs import DataCommandConfig, DataConfig, PrepareConfig
 from vision.evaluation.configs import EvalConfig
 from vision.inference.configs import ExportConfig, PredictConfig
 from vision.inspection.configs import VisualizeConfig
@@ -110,7 +110,7 @@ def _info_of_weights(place: str, config: InfoConfig) -> int:
     return 0
 
 
-def _data(config: LookConfig, chosen: Choices) -> int:
+def _data(config: DataCommandConfig, chosen: Choices) -> int:
     if config.check:
         return _check(config)
     import torch
@@ -153,14 +153,14 @@ def _data(config: LookConfig, chosen: Choices) -> int:
     return 0
 
 
-def _check(config: LookConfig) -> int:
+def _check(config: DataCommandConfig) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
     from vision.data.loader import resolve_workers
     from vision.data.tools.check import check_data
 
-    workers, _ = resolve_workers(config.loader.workers)
+    workers = resolve_workers(config.loader.workers)
     with Progress(console=Console(stderr=True)) as progress:
         result = check_data(config.data, workers, progress)
     if config.format == "json":
@@ -320,7 +320,9 @@ COMMANDS = {
         implied=_model_of_weights,
     ),
     "data": Command(
-        "a sheet of training images as the model gets them, or a check of all", LookConfig, _data
+        "a sheet of training images as the model gets them, or a check of all",
+        DataCommandConfig,
+        _data,
     ),
     "prepare": Command("write a data set as resized tar shards", PrepareConfig, _prepare),
     "train": Command("train a model, or go on with a run", TrainConfig, _train, _sweep),
