@@ -289,7 +289,7 @@ def test_mistake_in_a_source_is_not_taken_for_a_bad_file() -> None:
 
 def test_workers_auto_follow_the_machine() -> None:
     cores = len(os.sched_getaffinity(0))
-    assert resolve_workers(3) == (3, "the config")
-    assert resolve_workers("auto")[0] == max(1, min(16, cores))
-    assert resolve_workers("auto", processes=cores)[0] == 1
-    assert resolve_workers("auto", processes=cores, on_cpu=True)[0] == 0
+    assert resolve_workers(3) == 3
+    assert resolve_workers("auto") == max(1, min(16, cores))
+    assert resolve_workers("auto", processes=cores) == 1
+    assert resolve_workers("auto", processes=cores, on_cpu=True) == 0

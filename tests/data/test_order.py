@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vision.data.order import (
     BatchOrder,
-    Request,
+    BatchRequest,
     epoch_length,
     epoch_order,
     evaluation_requests,
@@ -21,7 +21,7 @@ Draw = tuple[int, int, int]
 """epoch, index, occurrence."""
 
 
-def draws(requests: list[Request]) -> list[Draw]:
+def draws(requests: list[BatchRequest]) -> list[Draw]:
     return [
         (request.epoch, index, use)
         for request in requests
@@ -47,7 +47,7 @@ def plans(draw: st.DrawFn) -> tuple[np.ndarray, dict[str, Any]]:
     return np.random.default_rng(samples).integers(0, classes, samples), plan
 
 
-def of_rank(labels: np.ndarray, plan: dict[str, Any], rank: int, *state: int) -> list[Request]:
+def of_rank(labels: np.ndarray, plan: dict[str, Any], rank: int, *state: int) -> list[BatchRequest]:
     return list(training_requests(labels, BatchOrder(**plan, rank=rank), *state))
 
 

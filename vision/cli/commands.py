@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vision.checkpoints.configs import ConvertConfig, Renaming, SizedConfig
 from vision.config import Config, ConfigError
-from vision.data.configs import DataConfig, LookConfig, PrepareConfig
+from vision.data.configs import DataCommandConfig, DataConfig, PrepareConfig
 from vision.evaluation.configs import EvalConfig
 from vision.inference.configs import ExportConfig, PredictConfig
 from vision.inspection.configs import VisualizeConfig
@@ -106,7 +106,7 @@ def _model_of_weights(words: Sequence[str]) -> list[str]:
     return ["model=auto"] if "init" in keys and "model" not in keys else []
 
 
-def _data(config: LookConfig, chosen: Choices) -> int:
+def _data(config: DataCommandConfig, chosen: Choices) -> int:
     if config.check:
         return _check(config)
     import torch
@@ -149,11 +149,11 @@ def _data(config: LookConfig, chosen: Choices) -> int:
     return 0
 
 
-def _check(config: LookConfig) -> int:
+def _check(config: DataCommandConfig) -> int:
     from vision.data.loader import resolve_workers
     from vision.data.tools.check import check_data
 
-    workers, _ = resolve_workers(config.loader.workers)
+    workers = resolve_workers(config.loader.workers)
     with progress_bar() as progress:
         result = check_data(config.data, workers, progress)
     if config.format == "json":
@@ -304,7 +304,9 @@ COMMANDS = {
         _info,
         implied=_model_of_weights,
     ),
-    "data": Command("draw training images as the model sees them, or check all", LookConfig, _data),
+    "data": Command(
+        "draw training images as the model sees them, or check all", DataCommandConfig, _data
+    ),
     "prepare": Command("write a data set as resized tar shards", PrepareConfig, _prepare),
     "train": Command("train a model, or resume a run", TrainConfig, _train, _sweep),
     "eval": Command("evaluate checkpoints, alone or side by side", EvalConfig, _eval),

@@ -1,4 +1,4 @@
-"""From settings to batches: for training, evaluation, contact sheets and prediction alike."""
+"""From settings to batches: for training, evaluation and contact sheets alike."""
 
 from collections.abc import Iterator
 
@@ -20,12 +20,11 @@ def build_loader(
     processes: int = 1,
     on_cpu: bool = True,
 ) -> Loader:
-    """A loader of the images of a source, augmented for training or, without `augment`, as an
-    evaluation sees them.
+    """Return a loader of a source's images: augmented or, without `augment`, as in evaluation.
 
-    `processes` share this machine; `on_cpu`: the model computes on the processor as well.
+    `processes` share this machine. With `on_cpu` the model runs on the CPU as well.
     """
-    workers, _ = resolve_workers(config.workers, processes, on_cpu)
+    workers = resolve_workers(config.workers, processes, on_cpu)
     pipeline = Pipeline(preprocess, augment, seed, config.max_pixels, data.on_error)
     return Loader(source, pipeline, config, workers, data.max_error_share)
 
@@ -33,10 +32,10 @@ def build_loader(
 def training_batches(
     loader: Loader, plan: BatchOrder, start: int = 0, stop: int | None = None
 ) -> Iterator[Batch]:
-    """Batches from the state `start` (images consumed by all processes) on, epoch after epoch.
+    """Yield batches, epoch after epoch, from `start` to `stop` (images consumed by all processes).
 
-    After each global batch the state is larger by `plan.batch_size`. Workers prepare the next epoch
-    while the last batches of an epoch are in use. Without `stop` there is no end.
+    Each global batch consumes `plan.batch_size` images. Workers prepare the next epoch while the
+    last batches of an epoch are in use. Without `stop` the iterator is infinite.
     """
     return loader.batches(training_requests(loader.source.labels, plan, start, stop))
 
@@ -44,5 +43,5 @@ def training_batches(
 def evaluation_batches(
     loader: Loader, batch_size: int, rank: int = 0, ranks: int = 1
 ) -> Iterator[Batch]:
-    """Every image once over all processes; rows with the id −1 are not to be counted."""
+    """Yield every image once over all processes; rows with the id −1 are padding."""
     return loader.batches(evaluation_requests(len(loader.source), batch_size, rank, ranks))

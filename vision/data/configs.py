@@ -1,4 +1,4 @@
-"""What each data set can be told. Free of torch, so that a typo is answered at once."""
+"""Settings of data sets, augmentation and loading. Free of torch: mistakes are found at once."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -9,9 +9,10 @@ from vision.config import Config, Count, PositiveInt, Probability, Rate, Size
 from vision.data.images.policy import parse_policy
 
 Split = Literal["train", "val", "test"]
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 Share = Annotated[float, Field(gt=0, lt=1)]
-"""A part of something of which both the part and the rest must not be empty."""
+"""Share of something, where neither the share nor the rest may be empty."""
 
 Text = Annotated[str, Field(min_length=1)]
 
@@ -21,66 +22,64 @@ Auto = Literal["auto"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 
 
-class _Shared(Config):
-    """What every data set has."""
+class _AnyData(Config):
+    """Settings of every data set."""
 
     seed: Count
-    """Decides which images a split or a subset holds (for `shapes`: also how they look).
+    """Seed of splits and subsets (of `shapes`: also of the images themselves).
 
-    It is not the run's seed: runs with different seeds are to be compared on the same images, and
-    a run that goes on from another one's weights must not validate on what those weights were
-    trained with.
+    It differs from the run's seed: runs with different seeds are compared on the same images, and
+    a run that starts from another run's weights must not validate on its training images.
     """
     samples_per_class: PositiveInt | None
-    """Train on at most so many images of each class; fewer are a subset of more."""
+    """Largest number of training images per class; a smaller number gives a subset."""
     train_fraction: Annotated[float, Field(gt=0, le=1)]
-    """Train on this share of each class; a smaller share is a subset of a larger one."""
+    """Share of each class to train on; a smaller share gives a subset."""
     sampling: Literal["uniform", "balanced"]
-    """Every image once per epoch, or every class equally often."""
+    """uniform: every image once per epoch; balanced: every class equally often."""
     on_error: Literal["raise", "skip"]
-    """What to do with an image that cannot be read."""
+    """Treatment of an image that cannot be read."""
     max_error_share: Probability
-    """Stop when more than this share of the images had to be skipped."""
+    """Largest share of images that may be skipped before the run stops."""
 
 
-class _Stored(_Shared):
-    """What every data set on a disk has."""
+class _StoredData(_AnyData):
+    """Settings of every data set on disk."""
 
     image_size: Size | Auto
-    """Size of the images that the model sees. auto: the one that the weights were trained with;
-    without weights 224, or that of the images where a known set has small ones.
+    """Size of the model's input. auto: the size that the weights were trained with; without
+    weights, the size of the images for known sets of small images, otherwise 224.
     """
     val_fraction: Share | None
-    """Validate on this share of the training images, taken away from them class by class.
+    """Share of the training images, class by class, that is held out for validation.
 
-    null: on the set's own validation images, or on its test images where it has no others.
+    null: validate on the set's own validation images, or on its test images if it has none.
     """
 
 
-class ShapesConfig(_Shared):
-    """Images made on the fly: in clutter an object, told by shape, texture and colour."""
+class ShapesConfig(_AnyData):
+    """Settings of the embedded data set: generated images of an object in clutter."""
 
     kind: Literal["shapes"]
     image_size: Size
-    """Size of the images, and of what the model sees."""
+    """Size of the images and of the model's input."""
     train_samples: PositiveInt
     val_samples: PositiveInt
     test_samples: PositiveInt
 
 
-class FolderConfig(_Stored):
-    """Image files: a folder per class (split already or not), or a table that lists them."""
+class FolderConfig(_StoredData):
+    """Settings of image files: a folder per class, or a table that lists them."""
 
     kind: Literal["folder"]
     root: Path
     table: Path | None
-    """A CSV file with the columns path (relative to root) and label, and if you like split and
-    group.
+    """CSV file with the columns path (relative to root) and label, optionally split and group.
 
     Images of one group (a patient, a video) stay on one side of every split.
     """
     test_fraction: Share | None
-    """Set this share of all images apart for testing; only where they are not yet split."""
+    """Share of all images that is held out for testing; only for images not split yet."""
     channels: Literal[1, 3]
 
     @model_validator(mode="after")
@@ -93,63 +92,69 @@ class FolderConfig(_Stored):
         return self
 
 
-class TorchvisionConfig(_Stored):
-    """Any classification data set of torchvision, by the name of its class."""
+class TorchvisionConfig(_StoredData):
+    """Settings of a classification data set of torchvision, by the name of its class."""
 
     kind: Literal["torchvision"]
     name: Text
     root: Path
     download: bool
-    """Let torchvision download what is not there."""
+    """Let torchvision download missing files."""
     options: dict[str, bool | int | str]
     """Further arguments of torchvision's class, such as {annotation_level: family}."""
 
 
-class FashionMnistConfig(_Stored):
-    """Fashion-MNIST from its four *-ubyte.gz files as distributed."""
+class FashionMnistConfig(_StoredData):
+    """Settings of Fashion-MNIST, read from its four *-ubyte.gz files."""
 
     kind: Literal["fashion_mnist"]
     root: Path
 
 
-class ShardsConfig(_Stored):
-    """Tar shards in WebDataset's naming, on local disks: indexed once, read by seek."""
+class ShardsConfig(_StoredData):
+    """Settings of tar shards in WebDataset's naming, on local disks."""
 
     kind: Literal["shards"]
     root: Path
     train: Text
-    """Shards of a split below root, such as train-*.tar or train-{000000..000099}.tar."""
+    """Pattern of the shards of a split, such as train-*.tar or train-{000000..000099}.tar."""
     val: Text | None
     test: Text | None
     label_field: Text
-    """Where a sample has a JSON member in place of a .cls member: the field with its label."""
+    """Field with the label in JSON members, for samples without a .cls member."""
     index_folder: Path | None
-    """Where the indices of the shards are kept; null: beside the shards."""
+    """Folder of the shards' indices; null: beside the shards."""
     channels: Literal["auto", 1, 3]
-    """auto: what `vision prepare` noted beside the shards; 3 where it did not write them."""
+    """auto: as `vision prepare` has recorded beside the shards, otherwise 3."""
 
 
-class HuggingFaceConfig(_Stored):
-    """A data set of the Hugging Face hub, or a local one that `datasets` can read."""
+class HuggingFaceConfig(_StoredData):
+    """Settings of a data set of the Hugging Face hub, or a local one that `datasets` reads."""
 
     kind: Literal["huggingface"]
     path: Text
-    """A name on the hub, or a local folder: of `save_to_disk`, Parquet files, or images."""
+    """Name on the hub, or local folder: of `save_to_disk`, Parquet files, or images."""
     configuration: Text | None
-    """Which of the set's configurations, where it has several."""
+    """Configuration of the data set, if it has several."""
     revision: Text | None
-    """Which version on the hub: a branch, a tag or a commit."""
+    """Version on the hub: a branch, a tag or a commit."""
     cache: Path | None
-    """Where downloads are kept; null: the library's own place."""
+    """Folder of downloads; null: the library's default."""
     train: Text
-    """The set's name of its training split; so with val and test."""
+    """The data set's name of its training split, like val and test of the others."""
     val: Text | None
     test: Text | None
     image_column: Text
-    """auto: the only column of images."""
+    """Column of the images; auto: the only one of that type."""
     label_column: Text
-    """auto: the only column of class labels."""
+    """Column of the labels; auto: the only one of that type."""
     channels: Literal[1, 3]
+
+
+def named_splits(config: ShardsConfig | HuggingFaceConfig) -> dict[Split, str]:
+    """Return the name or pattern that the config gives to each split that it has."""
+    names = {split: getattr(config, split) for split in SPLITS}
+    return {split: name for split, name in names.items() if name is not None}
 
 
 DataConfig = Annotated[
@@ -164,20 +169,20 @@ DataConfig = Annotated[
 
 
 class PrepareConfig(Config):
-    """Writing a data set as tar shards of images that are no larger than training needs."""
+    """Settings of `vision prepare`, which writes a data set as tar shards of smaller images."""
 
     data: DataConfig
     output: Path
     short_side: PositiveInt | None
-    """Images with a longer short side are shrunk to it; null: every file as it is."""
+    """Largest short side; larger images are shrunk to it. null: keep every file unchanged."""
     image_format: Literal["jpeg", "webp", "png"]
-    """What shrunk images, and those that were never files, are stored as."""
+    """Format of images that are shrunk, or that are not files."""
     quality: Annotated[int, Field(ge=1, le=100)]
-    """Of JPEG and WebP."""
+    """Quality of JPEG and WebP."""
     shard_size: Annotated[int, Field(ge=1)]
-    """Megabytes (10⁶ bytes) after which a new shard begins."""
+    """Size of a shard in megabytes (10⁶ bytes)."""
     workers: Count
-    """Processes that read and encode; 0: this one."""
+    """Number of processes that read and encode; 0: the main process."""
 
 
 Positive = Annotated[float, Field(gt=0)]
@@ -192,45 +197,49 @@ def _check_policy(text: str) -> str:
 
 
 class PreprocessConfig(Config):
-    """How pixels become numbers; auto: as the weights were trained, else as the data set says."""
+    """Settings of preprocessing. auto: as the weights were trained, else as suits the data set."""
 
     mean: Auto | tuple[Probability, ...]
-    """One number per channel, on a scale where white is 1; so with std."""
+    """Mean per channel, on a scale where white is 1."""
     std: Auto | tuple[Positive, ...]
+    """Standard deviation per channel, on the same scale."""
     interpolation: Auto | Interpolation
     crop_ratio: Auto | Annotated[float, Field(gt=0, le=1)]
-    """Evaluation: the shorter side becomes image_size / crop_ratio; the middle of that is cut out.
+    """Share of the resized image that evaluation crops from its centre: the shorter side is
+    resized to image_size / crop_ratio.
     """
 
 
 class AugmentConfig(Config):
-    """What happens to images: crop, flip, policy, colours, erasing; and to batches: mixing."""
+    """Settings of augmentation: crop, flip, policy, colours and erasing; mixing of batches."""
 
     crop: Literal["random_resized", "random", "center"]
-    """A random part, resized; a random place in the resized, padded image; or as in evaluation.
+    """random_resized: a random part, resized; random: a random position in the resized and padded
+    image; center: as in evaluation.
     """
     crop_area: tuple[AreaShare, AreaShare]
-    """random_resized: smallest and largest area, as a share of the image's."""
+    """Smallest and largest area of random_resized, as a share of the image."""
     crop_aspect: tuple[Positive, Positive]
-    """random_resized: smallest and largest width / height, drawn uniformly in the logarithm."""
+    """Smallest and largest width / height of random_resized, drawn log-uniformly."""
     padding: Count
-    """random: pixels added on each side before cropping."""
+    """Pixels that `random` adds on each side before cropping."""
     padding_mode: Literal["black", "reflect"]
     interpolation: Literal["evaluation", "bilinear", "bicubic", "random"]
-    """evaluation: the same as there; random: bilinear and bicubic, half each."""
+    """evaluation: as in evaluation; random: bilinear or bicubic with equal probability."""
     flip: Probability
-    """Of mirroring left and right."""
+    """Probability of a horizontal flip."""
     vertical_flip: Probability
+    """Probability of a vertical flip."""
     policy: Annotated[str, AfterValidator(_check_policy)]
-    """none, auto_augment, trivial_augment, augmix, three_augment, or a RandAugment by its flavour:
+    """none, auto_augment, trivial_augment, augmix, three_augment, or a form of RandAugment:
     timm:rand-m9-mstd0.5-inc1, torchvision:rand-m9-n2, big_vision:rand-m10-n2."""
     color_jitter: tuple[NotNegative, NotNegative, NotNegative, HueShift]
     """Largest change of brightness, contrast, saturation and hue."""
     color_jitter_probability: Probability
     erase: Probability
-    """Of erasing a rectangle (Zhong et al., AAAI 2020)."""
+    """Probability of erasing a rectangle (Zhong et al., AAAI 2020)."""
     erase_area: tuple[AreaShare, AreaShare]
-    """Smallest and largest erased area, as a share of the image's."""
+    """Smallest and largest erased area, as a share of the image."""
     erase_aspect: tuple[Positive, Positive]
     erase_fill: Literal["noise", "mean"]
     mixup: NotNegative
@@ -238,41 +247,43 @@ class AugmentConfig(Config):
     cutmix: NotNegative
     """α of CutMix's Beta(α, α) (Yun et al., ICCV 2019); 0: no CutMix."""
     mix: Probability
-    """Share of the batches that are mixed."""
+    """Share of batches that are mixed."""
     cutmix_share: Probability
-    """Share of CutMix among the mixed batches, where both are on."""
+    """Share of CutMix among the mixed batches if Mixup is used as well."""
     label_smoothing: Rate
     repeats: PositiveInt
-    """Repeated augmentation (Hoffer et al., CVPR 2020): every image of an epoch comes this often,
-    in different forms; an epoch is as long as ever, so that it holds fewer images."""
+    """Number of differently augmented copies of each image in an epoch (Hoffer et al., CVPR 2020).
+    The length of an epoch is unchanged, so that it has fewer distinct images."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         for name in ("crop_area", "crop_aspect", "erase_area", "erase_aspect"):
             low, high = getattr(self, name)
             if low > high:
-                raise ValueError(f"{name} = [{low}, {high}]: the first number must not be larger.")
+                raise ValueError(
+                    f"{name} = [{low}, {high}]: the first number must not exceed the second."
+                )
         return self
 
 
 class LoaderConfig(Config):
-    """How batches are made."""
+    """Settings of data loading."""
 
     workers: Auto | Count
-    """Processes that decode and augment; 0: the training process itself; auto: by the machine."""
+    """Number of processes that decode and augment; 0: the main process; auto: by the cores."""
     prefetch: PositiveInt
-    """Batches that each worker has ready or under way."""
+    """Number of batches that each worker prepares ahead."""
     start_method: Auto | Literal["fork", "spawn", "forkserver"]
-    """How workers are started; auto: as Python does on this system."""
+    """Start method of workers; auto: Python's default on this system."""
     tail: Literal["drop", "pad"]
-    """Images left over at an epoch's end that do not fill a batch: leave them out (others each
-    epoch), or fill the batch with images from the epoch's beginning, augmented anew."""
+    """Treatment of the last images of an epoch if they do not fill a batch: drop them (different
+    ones each epoch), or pad the batch with the epoch's first images, augmented differently."""
     max_pixels: Annotated[int, Field(ge=1, le=178_956_970)]
-    """Refuse images with more pixels; decoding takes 3 (JPEG) to 18 bytes of memory for each."""
+    """Largest number of pixels of an image; decoding takes 3 (JPEG) to 18 bytes for each."""
 
 
-class LookConfig(Config):
-    """What `vision data` shows: training images as the model gets them, or a check of all."""
+class DataCommandConfig(Config):
+    """Settings of `vision data`: show training images as the model sees them, or check all."""
 
     data: DataConfig
     augment: AugmentConfig
@@ -280,9 +291,10 @@ class LookConfig(Config):
     loader: LoaderConfig
     seed: Count
     count: PositiveInt
+    """Number of images shown."""
     output: Path
-    """The image that is written."""
+    """Image file to write."""
     check: bool
-    """Instead, read every image once: counts, sizes, what is unreadable, what comes twice."""
+    """Instead, read every image once and report counts, sizes, unreadable files and duplicates."""
     format: Literal["table", "json"]
-    """Of the check."""
+    """Format of the report."""

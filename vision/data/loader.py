@@ -1,7 +1,7 @@
-"""Batches of images, made by worker processes: uint8 pixels, labels and sample numbers.
+"""Batches of images, made by worker processes: uint8 pixels, labels and image numbers.
 
-Workers are told what to make and remember nothing, so that any number of them makes the same
-batches, and the place in an epoch is known without asking them.
+Workers get complete requests and have no state, so that any number of them makes the same batches,
+and the position in an epoch is known without asking them.
 """
 
 import os
@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from vision.data.configs import AugmentConfig, LoaderConfig
+from vision.data.images.augment import import_policy
 from vision.data.images.decode import Pixels, UnreadableImageError, open_image
 from vision.data.images.transforms import evaluation_pixels, training_pixels
-from vision.data.order import Request
+from vision.data.order import BatchRequest
 from vision.data.preprocess import Preprocess
 from vision.data.sources.source import Source
 from vision.randomness import generator
@@ -33,22 +34,22 @@ class Failure(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What a model is given, before normalisation."""
+    """Images and labels, before normalisation."""
 
     images: Tensor
     """uint8 (n, channels, height, width), in memory (n, height, width, channels)."""
     labels: Tensor
     """int64 (n,)"""
     ids: Tensor
-    """int64 (n,): number of the image in its source; −1: a filling row, not to be counted."""
+    """int64 (n,): index of the image in its source; −1: a padding row, not to be counted."""
     epoch: int
     failures: tuple[Failure, ...]
-    """Unreadable images: replaced by others in training, by filling rows in evaluation."""
+    """Unreadable images: replaced by others in training, by padding rows in evaluation."""
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Everything that makes pixels from an image."""
+    """Settings that turn a stored image into pixels."""
 
     preprocess: Preprocess
     augment: AugmentConfig | None
@@ -60,13 +61,12 @@ class Pipeline:
 
 @dataclass
 class Loader:
-    """Worker processes that live as long as this object, and what they could not read."""
+    """Worker processes that live as long as this object, and images that they failed to read."""
 
     source: Source
     pipeline: Pipeline
     config: LoaderConfig
     workers: int
-    """As resolved by `resolve_workers`."""
     max_error_share: float = 0.0
     failures: dict[int, Failure] = field(default_factory=dict)
     """Images skipped so far in this process, by index."""
@@ -74,23 +74,25 @@ class Loader:
     def __post_init__(self) -> None:
         self._requests = _Requests()
         self._run = 0
+        if self.pipeline.augment is not None and self.workers:
+            import_policy(self.pipeline.augment.policy)
         method = None if self.config.start_method == "auto" else self.config.start_method
         self._loader: DataLoader[Batch] = DataLoader(
             _BatchMaker(self.source, self.pipeline),
             batch_size=None,
             sampler=self._requests,
             num_workers=self.workers,
-            collate_fn=_as_it_is,
+            collate_fn=_unchanged,
             pin_memory=torch.cuda.is_available(),
             worker_init_fn=_start_worker,
             multiprocessing_context=method if self.workers else None,
-            generator=torch.Generator(),  # or else it would draw from the global one
+            generator=torch.Generator(),  # the default draws from the global one
             prefetch_factor=self.config.prefetch if self.workers else None,
             persistent_workers=self.workers > 0,
         )
 
-    def batches(self, requests: Iterable[Request]) -> Iterator[Batch]:
-        """One batch for each request, in order. A further call ends the one before."""
+    def batches(self, requests: Iterable[BatchRequest]) -> Iterator[Batch]:
+        """Yield one batch for each request, in order. A further call ends the previous one."""
         self._run += 1
         run = self._run
         self._requests.current = requests
@@ -99,7 +101,7 @@ class Loader:
                 self._note(batch.failures)
                 yield batch
                 if run != self._run:
-                    raise RuntimeError("these batches ended when others were asked for.")
+                    raise RuntimeError("these batches ended when others were requested.")
         except (RuntimeError, EOFError, ConnectionError) as error:
             if self.workers and _is_death(error):
                 self._stop_workers()
@@ -107,7 +109,7 @@ class Loader:
             raise
 
     def _stop_workers(self) -> None:
-        """Stop those that are left, so that torch's signal handler does not report the death again.
+        """Stop the other workers, so that torch's signal handler does not report the death again.
 
         It would do so at any point of the program, even while an error is being printed.
         """
@@ -124,7 +126,7 @@ class Loader:
         for failure in failures:
             if self.pipeline.on_error == "raise":
                 raise UnreadableImageError(
-                    f"{failure.reason}\nTo leave out what cannot be read: data.on_error=skip."
+                    f"{failure.reason}\nTo skip images that cannot be read: data.on_error=skip."
                 )
             self.failures[failure.sample] = failure
         if failures and len(self.failures) > self.max_error_share * len(self.source):
@@ -137,43 +139,42 @@ class Loader:
 
 def resolve_workers(
     setting: Literal["auto"] | int, processes: int = 1, on_cpu: bool = False
-) -> tuple[int, str]:
-    """Number of workers for each of the `processes` on this machine, and how it came about.
+) -> int:
+    """Return the number of workers for each of the `processes` on this machine.
 
-    `on_cpu`: the model itself computes on the processor and wants most of it.
+    With `on_cpu` the model itself runs on the CPU and needs most of it.
     """
     if setting != "auto":
-        return setting, "the config"
+        return setting
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # not on Linux
         cores = os.cpu_count() or 1
     share = cores // processes
-    workers = max(0, min(2, share - 1)) if on_cpu else max(1, min(16, share))
-    return workers, f"{cores} cores for {processes} process{'es' if processes > 1 else ''}"
+    return max(0, min(2, share - 1)) if on_cpu else max(1, min(16, share))
 
 
-class _Requests(Sampler[Request]):
-    """What DataLoader asks for the next request; set anew for each run."""
+class _Requests(Sampler[BatchRequest]):
+    """The requests that `DataLoader` iterates over, replaced for each run."""
 
-    current: Iterable[Request] = ()
+    current: Iterable[BatchRequest] = ()
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[BatchRequest]:
         return iter(self.current)
 
 
 class _BatchMaker(Dataset[Batch]):
-    """Runs in the workers: one request in, one batch out."""
+    """Makes a batch from a request, in the workers."""
 
     def __init__(self, source: Source, pipeline: Pipeline) -> None:
         self.source = source
         self.pipeline = pipeline
 
-    def __getitem__(self, request: Request) -> Batch:
+    def __getitem__(self, request: BatchRequest) -> Batch:
         size, channels = self.pipeline.preprocess.image_size, self.pipeline.preprocess.channels
         rows = torch.empty((len(request.indices), *size, channels), dtype=torch.uint8)
         if get_worker_info() is not None:
-            rows = rows.share_memory_()  # so that handing it over is no copy
+            rows = rows.share_memory_()  # so that it is passed on without a copy
         pixels = rows.numpy()
         ids = request.indices.copy()
         failures: list[Failure] = []
@@ -196,7 +197,7 @@ class _BatchMaker(Dataset[Batch]):
         )
 
     def _fill(self, row: Pixels, epoch: int, index: int, use: int, failures: list[Failure]) -> int:
-        """Write the image into its row, or one in its place; returns the index of what it is."""
+        """Write the image or a replacement into its row; return its index, −1 if there is none."""
         wanted, candidates = index, None
         for _ in range(100):
             try:
@@ -210,7 +211,7 @@ class _BatchMaker(Dataset[Batch]):
                 self.pipeline.seed, "replacement", epoch=epoch, index=wanted, occurrence=use
             )
             index = int(candidates.integers(len(self.source)))
-        raise RuntimeError(f"a hundred images in a row cannot be read; the last: {failures[-1]}")
+        raise RuntimeError(f"100 images in a row cannot be read; the last: {failures[-1].reason}")
 
     def _failure(self, index: int, error: OSError) -> Failure:
         name, reason = self.source.name(index), str(error)
@@ -230,20 +231,20 @@ class _BatchMaker(Dataset[Batch]):
         return training_pixels(image, pipeline.preprocess, pipeline.augment, random)
 
 
-def _as_it_is(batch: Any) -> Any:
+def _unchanged(batch: Any) -> Any:
     return batch
 
 
 def _start_worker(worker: int) -> None:
     # Ctrl-C goes to every process of a terminal, and schedulers send their signals to every process
-    # of a job; the training process decides what becomes of them, and may still want batches.
+    # of a job. The training process handles them, and may still need batches.
     for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
         if hasattr(signal, name):  # no SIGUSR1 on Windows
             signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def _is_death(error: BaseException) -> bool:
-    """Whether a worker ended. An error that it raised itself torch hands over as "Caught …"."""
+    """Whether a worker died. An error that it raised itself is passed on by torch as "Caught …"."""
     if isinstance(error, EOFError | ConnectionError):
         return True
     return "DataLoader worker" in str(error) and "Caught" not in str(error)
@@ -253,6 +254,6 @@ def _worker_died(workers: int) -> str:
     return (
         f"one of the {workers} data workers died. Often the machine has run out of memory: choose "
         "fewer loader.workers or a smaller loader.prefetch. In a container shared memory may be "
-        "too small: start it with more (docker run --shm-size=8g). With loader.workers=0 the error "
-        "itself is shown."
+        "too small: start it with more (docker run --shm-size=8g). With loader.workers=0 the "
+        "error itself is shown."
     )

@@ -1,8 +1,8 @@
-"""Which images make up which batch, as a function of (seed, epoch, position).
+"""The images of each batch, as a function of (seed, epoch, position).
 
-A global batch holds the same images however many processes share it and however they divide their
-shares: process r of R takes every R-th image from the r-th on. Copies of an image under repeated
-augmentation are neighbours, so that they go to different processes, as in the original.
+A global batch has the same images for any number of processes and of accumulated parts: process r
+of R takes every R-th image from the r-th on. Copies of an image under repeated augmentation are
+neighbours, so that they go to different processes, as in the original.
 """
 
 from collections.abc import Iterator
@@ -18,19 +18,19 @@ from vision.randomness import generator
 Indices = NDArray[np.int64]
 
 
-class Request(NamedTuple):
-    """What a worker needs to know to make one batch."""
+class BatchRequest(NamedTuple):
+    """Everything that a worker needs to make one batch."""
 
     epoch: int
     indices: Indices
-    """−1: a row that only fills the batch."""
+    """Images of the batch; −1: a padding row."""
     occurrences: Indices
-    """The how-manieth use of its image in this epoch each one is; every use is augmented anew."""
+    """Number of earlier uses of each image in this epoch; each use is augmented differently."""
 
 
 @dataclass(frozen=True)
 class BatchOrder:
-    """How an epoch is ordered and cut into batches."""
+    """Order of the images of an epoch, and their division into batches."""
 
     seed: int
     batch_size: int
@@ -41,19 +41,19 @@ class BatchOrder:
     rank: int = 0
     ranks: int = 1
     accumulation: int = 1
-    """Batches in which a process works off its share of a global batch, one after the other."""
+    """Number of batches into which each process divides its share of a global batch."""
 
     def __post_init__(self) -> None:
         if self.batch_size % (self.ranks * self.accumulation):
             raise ConfigError(
-                f"a global batch of {self.batch_size} images cannot be shared equally by "
+                f"a global batch of {self.batch_size} images cannot be divided equally among "
                 f"{self.ranks} processes in {self.accumulation} parts each; choose a multiple of "
                 f"{self.ranks * self.accumulation}."
             )
 
 
 def epoch_length(samples: int, plan: BatchOrder) -> int:
-    """Images consumed in one epoch: a multiple of the global batch."""
+    """Return the number of images consumed in an epoch: a multiple of the global batch."""
     batches, rest = divmod(samples, plan.batch_size)
     if rest and plan.tail == "pad":
         batches += 1
@@ -67,8 +67,8 @@ def epoch_length(samples: int, plan: BatchOrder) -> int:
 
 def training_requests(
     labels: Indices, plan: BatchOrder, start: int = 0, stop: int | None = None
-) -> Iterator[Request]:
-    """This process's batches, epoch after epoch, from the state `start` to `stop` or without end.
+) -> Iterator[BatchRequest]:
+    """Yield this process's batches, epoch after epoch, from `start` to `stop` or without end.
 
     Both are numbers of images consumed by all processes since training began: the whole state.
     """
@@ -89,12 +89,12 @@ def training_requests(
             rounds, places = np.divmod(places, len(labels))
             uses = occurrences[places] + (rounds << 32)
             for part in np.split(np.arange(len(places)), plan.accumulation):
-                yield Request(epoch, indices[places[part]], uses[part])
+                yield BatchRequest(epoch, indices[places[part]], uses[part])
         epoch, position = epoch + 1, 0
 
 
 def epoch_order(labels: Indices, plan: BatchOrder, epoch: int) -> tuple[Indices, Indices]:
-    """Indices and occurrences of an epoch: as many as there are images."""
+    """Return the indices and occurrences of an epoch: as many as there are images."""
     random = generator(plan.seed, "order", epoch=epoch)
     distinct = -(-len(labels) // plan.repeats)
     if plan.sampling == "uniform":
@@ -109,7 +109,7 @@ def epoch_order(labels: Indices, plan: BatchOrder, epoch: int) -> tuple[Indices,
 
 
 def _balanced(labels: Indices, draws: int, random: np.random.Generator) -> tuple[Indices, Indices]:
-    """Equally many draws of every class, to one, and of every image of a class, to one."""
+    """Draw every class, and every image of a class, equally often up to one draw."""
     by_class = np.argsort(labels, kind="stable")
     _, starts = np.unique(labels[by_class], return_index=True)
     members = np.split(by_class, starts[1:])
@@ -127,15 +127,15 @@ def _balanced(labels: Indices, draws: int, random: np.random.Generator) -> tuple
 
 def evaluation_requests(
     samples: int, batch_size: int, rank: int = 0, ranks: int = 1
-) -> Iterator[Request]:
-    """Every image once, in order, over all processes.
+) -> Iterator[BatchRequest]:
+    """Yield every image once, in order, over all processes.
 
-    All processes get equally many batches of equal sizes, as collective operations want them; where
-    the number of images is not a multiple of the number of processes, some get one filling row.
+    All processes get the same number of batches of equal sizes, as collective operations require.
+    If the number of images is not a multiple of the number of processes, some get a padding row.
     """
     share = -(-samples // ranks)
     places = np.arange(share) * ranks + rank
     indices = np.where(places < samples, places, -1)
     for first in range(0, share, batch_size):
         part = indices[first : first + batch_size]
-        yield Request(0, part, np.zeros_like(part))
+        yield BatchRequest(0, part, np.zeros_like(part))

@@ -9,14 +9,8 @@ from einops import rearrange
 from torch import Tensor
 
 from vision.config import ConfigError, Size, pair
-from vision.data.configs import (
-    DataConfig,
-    FashionMnistConfig,
-    Interpolation,
-    PreprocessConfig,
-    ShapesConfig,
-    TorchvisionConfig,
-)
+from vision.data.configs import DataConfig, Interpolation, PreprocessConfig, ShapesConfig
+from vision.data.sources.known_sets import known_set
 
 Known = Sequence[tuple[str, Mapping[str, Any]]]
 """Values of a preprocessing with their origins; the first one that has a value decides it."""
@@ -32,16 +26,6 @@ _DEFAULTS: dict[str, Any] = {
     "std": (0.229, 0.224, 0.225),
     "interpolation": "bicubic",
     "crop_ratio": 0.875,
-}
-
-# Means and deviations of the training images.
-_FASHION_MNIST: dict[str, Any] = {"mean": (0.286,), "std": (0.353,), "crop_ratio": 1.0}
-_SMALL_SETS: dict[str, dict[str, Any]] = {
-    "CIFAR10": {"mean": (0.491, 0.482, 0.447), "std": (0.247, 0.243, 0.262), "crop_ratio": 1.0},
-    "CIFAR100": {"mean": (0.507, 0.487, 0.441), "std": (0.267, 0.256, 0.276), "crop_ratio": 1.0},
-    "FashionMNIST": _FASHION_MNIST,
-    "MNIST": {"mean": (0.131,), "std": (0.308,), "crop_ratio": 1.0},
-    **{name: {"crop_ratio": 1.0} for name in ("EMNIST", "KMNIST", "QMNIST", "SVHN", "USPS")},
 }
 
 
@@ -107,20 +91,18 @@ def resolve_preprocess(
 
 
 def usual_values(data: DataConfig) -> list[tuple[str, dict[str, Any]]]:
-    """What a data set wants unless weights know better, as (origin, values).
+    """Return the values that suit a data set where weights decide nothing, as (origin, values).
 
-    Images that are as small as the model's are used whole: cutting their border off in evaluation
-    would show a model larger objects than it was trained on.
+    Images that are as small as the model's input are used whole: cutting off their border in
+    evaluation would show a model larger objects than it was trained on.
     """
-    match data:
-        case ShapesConfig():
-            return [("the data set", {"crop_ratio": 1.0})]
-        case FashionMnistConfig():
-            return [("the data set", _FASHION_MNIST)]
-        case TorchvisionConfig(name=name) if name in _SMALL_SETS:
-            return [("the data set", _SMALL_SETS[name])]
-        case _:
-            return []
+    known = known_set(data)
+    if isinstance(data, ShapesConfig):
+        return [("the data set", {"crop_ratio": 1.0})]
+    if known is None or known.image_size is None:
+        return []
+    values = {"mean": known.mean, "std": known.std, "crop_ratio": 1.0}
+    return [("the data set", {name: value for name, value in values.items() if value is not None})]
 
 
 def normalizer(

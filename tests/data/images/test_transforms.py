@@ -3,6 +3,7 @@
 import io
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms import v2
 
+from vision.data.images import augment as augment_module
 from vision.data.images import transforms
 from vision.data.images.augment import color_jitter, erase
 from vision.data.images.decode import OpenImage, open_image
@@ -290,12 +292,34 @@ def test_color_jitter_of_one_kind_is_within_range_of_torchvision(
     candidates = np.stack([np.asarray(reference(image, factor)) for factor in grid]).astype(int)
     found = []
     for seed in range(20):
-        result = color_jitter(np.asarray(image), strength, np.random.default_rng(seed))  # type: ignore[arg-type]
+        jittered = color_jitter(image, strength, np.random.default_rng(seed))  # type: ignore[arg-type]
+        result = np.asarray(jittered)
         gaps = np.abs(candidates - result).max(axis=(1, 2, 3))
         assert gaps.min() <= 1
         found.append(grid[gaps.argmin()])
     assert min(found) < low + 0.15
     assert max(found) > high - 0.15
+
+
+def test_policy_and_colours_take_one_conversion_to_pillow_and_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str] = []
+    for name in ("to_image", "from_image"):
+        original = getattr(augment_module, name)
+
+        def count(value: object, name: str = name, original: Any = original) -> object:
+            calls.append(name)
+            return original(value)
+
+        monkeypatch.setattr(augment_module, name, count)
+    changes = {"policy": "three_augment", "color_jitter": (0.4, 0.4, 0.4, 0.1), "erase": 1.0}
+    config = augment("none", **changes, color_jitter_probability=1.0)
+    training_pixels(opened(40, 50), preprocess(32), config, np.random.default_rng(0))
+    assert calls == ["to_image", "from_image"]
+    calls.clear()
+    training_pixels(opened(40, 50), preprocess(32), augment("none"), np.random.default_rng(0))
+    assert not calls
 
 
 # Randomness -------------------------------------------------------------------------------------

@@ -186,9 +186,7 @@ def test_folder_with_an_empty_class_is_refused(tmp_path: Path) -> None:
 def test_folder_with_other_classes_in_val_is_refused(tmp_path: Path) -> None:
     make_folder(tmp_path / "train", {"a": 1, "b": 1})
     make_folder(tmp_path / "val", {"a": 1, "c": 1})
-    with pytest.raises(
-        ConfigError, match="b in train/ but not in val/; c in val/ but not in train/"
-    ):
+    with pytest.raises(ConfigError, match=r"train/: b; .*val/: c"):
         build_source(data_config("folder", root=str(tmp_path)), "val")
 
 

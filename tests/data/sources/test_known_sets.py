@@ -16,9 +16,9 @@ from torchvision import datasets as torchvision_datasets
 
 from vision.config import ConfigError
 from vision.data.sources.build import build_source, describe, list_splits
-from vision.data.sources.known import CIFAR10, CIFAR100, FASHION_MNIST
+from vision.data.sources.class_names import CIFAR10, CIFAR100, FASHION_MNIST
+from vision.data.sources.known_sets import SETS
 from vision.data.sources.source import Source
-from vision.data.sources.torchvision_facts import SETS
 from vision.data.sources.wordnet import imagenet_synsets
 
 RANDOM = np.random.default_rng(0)
@@ -197,7 +197,7 @@ def test_torchvision_set_that_is_not_there_is_a_config_error(tmp_path: Path, nam
 
 def test_torchvision_name_misspelt_is_suggested(tmp_path: Path) -> None:
     config = data_config("torchvision", name="Flowers", root=str(tmp_path))
-    with pytest.raises(ConfigError, match=r"'Flowers' is no .* Did you mean 'Flowers102'"):
+    with pytest.raises(ConfigError, match=r"'Flowers' .* Did you mean 'Flowers102'"):
         build_source(config, "train")
 
 

@@ -27,7 +27,7 @@ KEEP = Settings(short_side=None, image_format="png", quality=90, shard_size=1)
 
 def noise(number: int, size: tuple[int, int] = (40, 30)) -> ArraySource:
     images = np.random.default_rng(0).integers(0, 256, (number, *size, 3), dtype=np.uint8)
-    return ArraySource("noise", images, np.arange(number) % 3, ("a", "b", "c"))
+    return ArraySource(np.arange(number) % 3, ("a", "b", "c"), 3, "noise", images)
 
 
 def checksums(folder: Path) -> dict[str, str]:
@@ -56,7 +56,7 @@ def test_prepare_arrays_as_png_gives_the_same_pixels_and_labels(tmp_path: Path) 
 
 def test_prepare_grey_images_stay_grey(tmp_path: Path) -> None:
     images = np.arange(5 * 8 * 8, dtype=np.uint8).reshape(5, 8, 8, 1)
-    grey = ArraySource("grey", images, np.zeros(5, dtype=np.int64), ("x",))
+    grey = ArraySource(np.zeros(5, dtype=np.int64), ("x",), 1, "grey", images)
     prepare_split(grey, "train", tmp_path, KEEP)
     config = data_config("webdataset", root=str(tmp_path))
     source = build_source(config, "train")
@@ -73,13 +73,9 @@ def test_prepare_large_files_are_shrunk_as_pillow_does_and_small_ones_kept(tmp_p
     large = Image.fromarray(random.integers(0, 256, (4, 6, 3), dtype=np.uint8)).resize((180, 120))
     large.save(files / "0.png")
     (files / "1.bmp").write_bytes(image_bytes(7, (40, 30), "JPEG"))  # the name lies
-    source = FolderSource(
-        tmp_path / "files",
-        PackedStrings(["x/0.png", "x/1.bmp"]),
-        np.zeros(2, dtype=np.int64),
-        ("x",),
-        3,
-    )
+    paths = PackedStrings(["x/0.png", "x/1.bmp"])
+    labels = np.zeros(2, dtype=np.int64)
+    source = FolderSource(labels, ("x",), 3, tmp_path / "files", paths)
     prepare_split(source, "train", tmp_path / "out", Settings(32, "jpeg", 95, 1))
     result = build_source(data_config("webdataset", root=str(tmp_path / "out")), "train")
     shrunk, kept = (result.read(i) for i in by_key(result))

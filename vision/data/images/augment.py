@@ -14,34 +14,61 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from vision.data.configs import AugmentConfig, Interpolation
 from vision.data.images.decode import Pixels
 from vision.data.images.policy import RandAugment, parse_policy
-from vision.data.images.randaugment import big_vision_rand_augment, timm_rand_augment
+from vision.data.images.randaugment import (
+    big_vision_rand_augment,
+    timm_function,
+    timm_rand_augment,
+)
 from vision.randomness import torch_seeded
 
 _parse_policy = cache(parse_policy)
 
 
-def apply_policy(
+def change_colours(
     pixels: Pixels,
-    policy: str,
+    augment: AugmentConfig,
     mean: tuple[float, ...],
     interpolation: Interpolation | None,
     random: np.random.Generator,
 ) -> Pixels:
-    """The image after a policy of AugmentConfig; interpolation None: drawn for each operation."""
-    if policy == "none":
-        return pixels
-    image = to_image(pixels)
+    """Apply the policy and the colour jitter: converted to Pillow and back at most once."""
+    image = None
+    if augment.policy != "none":
+        image = apply_policy(to_image(pixels), augment.policy, mean, interpolation, random)
+    if any(augment.color_jitter) and random.random() < augment.color_jitter_probability:
+        image = color_jitter(image or to_image(pixels), augment.color_jitter, random)
+    return pixels if image is None else from_image(image)
+
+
+def apply_policy(
+    image: Image.Image,
+    policy: str,
+    mean: tuple[float, ...],
+    interpolation: Interpolation | None,
+    random: np.random.Generator,
+) -> Image.Image:
+    """Apply a policy of `AugmentConfig`. Without `interpolation` each operation draws its own."""
     match _parse_policy(policy):
         case RandAugment(flavour="timm") as settings:
-            image = timm_rand_augment(image, settings, mean, interpolation, random)
+            return timm_rand_augment(image, settings, mean, interpolation, random)
         case RandAugment(flavour="big_vision") as settings:
-            image = big_vision_rand_augment(image, settings, random)
+            return big_vision_rand_augment(image, settings, random)
         case "three_augment":
-            image = three_augment(image, random)
+            return three_augment(image, random)
         case _:
             with torch_seeded(random):
-                image = _torchvision_policy(policy)(image)
-    return from_image(image)
+                return _torchvision_policy(policy)(image)
+
+
+def import_policy(policy: str) -> None:
+    """Import the library that a policy needs, if any, for worker processes to inherit."""
+    match _parse_policy(policy):
+        case RandAugment(flavour="timm" | "big_vision"):
+            timm_function("invert")
+        case "none" | "three_augment":
+            pass
+        case _:
+            _torchvision_policy(policy)
 
 
 @cache
@@ -74,14 +101,15 @@ def three_augment(image: Image.Image, random: np.random.Generator) -> Image.Imag
 
 
 def color_jitter(
-    pixels: Pixels, strength: tuple[float, float, float, float], random: np.random.Generator
-) -> Pixels:
-    """Brightness, contrast, saturation and hue changed by random amounts, in random order.
+    image: Image.Image,
+    strength: tuple[float, float, float, float],
+    random: np.random.Generator,
+) -> Image.Image:
+    """Change brightness, contrast, saturation and hue by random amounts, in random order.
 
-    The first three: a factor from 1 − strength (at least 0) to 1 + strength; hue: a shift by up to
-    ± strength of the colour circle.
+    The first three are multiplied by a factor from 1 − strength (at least 0) to 1 + strength. Hue
+    is shifted by up to ± strength of the colour circle.
     """
-    image = to_image(pixels)
     for kind in random.permutation(4):
         amount = strength[kind]
         if not amount:
@@ -97,7 +125,7 @@ def color_jitter(
             case 3:
                 shift = random.uniform(-amount, amount)
                 image = _torchvision_transforms().functional.adjust_hue(image, shift)
-    return from_image(image)
+    return image
 
 
 def erase(

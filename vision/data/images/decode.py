@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from vision.config import UserError
+from vision.data.sources.folder import FORMATS
 from vision.data.sources.source import StoredImage
 
 Pixels = NDArray[np.uint8]
@@ -28,9 +29,6 @@ BACKGROUND = (255, 255, 255, 255)
 
 DEFAULT_MAX_PIXELS = 178_956_970
 """Larger images are refused before memory is taken for them; Pillow refuses the same ones."""
-
-# Formats of pixels only: a file named .jpg is never handed to an interpreter, as EPS's would be.
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA", "ICO")
 
 _TRANSPARENT_MODES = ("RGBA", "RGBa", "LA", "La", "PA")
 
@@ -158,7 +156,7 @@ def _pillow_pixels(data: bytes, channels: int, max_pixels: int) -> Pixels:
 @cache
 def _known_formats() -> tuple[str, ...]:
     Image.init()
-    return tuple(name for name in _FORMATS if name in Image.OPEN)
+    return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 def _flatten(image: Image.Image, channels: int) -> Pixels:
@@ -276,20 +274,8 @@ def _jpeg_rows(
 
 def _upright(pixels: Pixels, orientation: int) -> Pixels:
     """Undo the rotation and mirroring that EXIF's orientation tag (1 to 8) describes."""
-    match orientation:
-        case 2:
-            return pixels[:, ::-1]
-        case 3:
-            return pixels[::-1, ::-1]
-        case 4:
-            return pixels[::-1]
-        case 5:
-            return pixels.transpose(1, 0, 2)
-        case 6:
-            return pixels.transpose(1, 0, 2)[:, ::-1]
-        case 7:
-            return pixels.transpose(1, 0, 2)[::-1, ::-1]
-        case 8:
-            return pixels.transpose(1, 0, 2)[::-1]
-        case _:
-            return pixels
+    if orientation in _SWAPS_SIDES:
+        pixels = pixels.transpose(1, 0, 2)
+    vertical = -1 if orientation in (3, 4, 7, 8) else 1
+    horizontal = -1 if orientation in (2, 3, 6, 7) else 1
+    return pixels[::vertical, ::horizontal]

@@ -1,18 +1,22 @@
-"""Two of the three RandAugments (Cubuk et al., 2020) in use; the third is torchvision's own class.
+"""RandAugment (Cubuk et al., 2020) as timm and as big_vision define it; torchvision has a class.
 
-Operations act on Pillow images ("RGB" or "L"). A magnitude of 10 is a strong change in both.
+Random draws are made here, as a function of (seed, sample). The operations on pixels are timm's,
+except for those that big_vision defines differently. They act on Pillow images ("RGB" or "L"). In
+both forms a magnitude of 10 is a strong change.
 """
 
 import math
-from typing import Literal
+from collections.abc import Callable
+from functools import cache
+from typing import Literal, cast
 
 import numpy as np
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image
 
 from vision.data.configs import Interpolation
 from vision.data.images.policy import RandAugment
 
-TIMM_OPERATIONS = (
+_SHARED_OPERATIONS = (
     "auto_contrast",
     "equalize",
     "invert",
@@ -26,10 +30,12 @@ TIMM_OPERATIONS = (
     "sharpness",
     "shear_x",
     "shear_y",
-    "translate_x",
-    "translate_y",
 )
-BIG_VISION_OPERATIONS = (*TIMM_OPERATIONS, "cutout")
+TIMM_OPERATIONS = (*_SHARED_OPERATIONS, "translate_x_rel", "translate_y_rel")
+BIG_VISION_OPERATIONS = (*_SHARED_OPERATIONS, "translate_x", "translate_y", "cutout")
+"""Operations in the order of the random draws, by the names of timm's functions."""
+
+Sign = Literal[1, -1]
 
 _RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
@@ -38,7 +44,15 @@ _RESAMPLING = {
     # A rotation cannot use Lanczos' filter.
     "lanczos": Image.Resampling.BICUBIC,
 }
-_IDENTITY = tuple(range(256))
+_GREY = (128, 128, 128)
+
+
+@cache
+def timm_function(name: str) -> Callable[..., Image.Image]:
+    """Return an operation of timm, which is imported only if needed: that takes seconds."""
+    from timm.data import auto_augment
+
+    return cast(Callable[..., Image.Image], getattr(auto_augment, name))
 
 
 def timm_rand_augment(
@@ -48,9 +62,10 @@ def timm_rand_augment(
     interpolation: Interpolation | None,
     random: np.random.Generator,
 ) -> Image.Image:
-    """timm's: 15 operations, each chosen one applied with a probability, its magnitude spread.
+    """Apply operations as timm does: each one drawn is applied with a probability, at a random
+    magnitude.
 
-    What is moved in from outside has the mean colour of the data.
+    Pixels from outside the image have the mean colour of the data.
     """
     fill = tuple(min(255, round(255 * part)) for part in mean)
     for choice in random.integers(len(TIMM_OPERATIONS), size=settings.layers):
@@ -62,7 +77,7 @@ def timm_rand_augment(
         elif settings.magnitude_std > 0:
             magnitude = random.normal(magnitude, settings.magnitude_std)
         strength = max(0.0, min(magnitude, settings.magnitude_max)) / 10
-        sign: Literal[1, -1] = 1 if random.random() < 0.5 else -1
+        sign = _draw_sign(random)
         filter_name = interpolation or ("bilinear" if random.random() < 0.5 else "bicubic")
         operation = TIMM_OPERATIONS[choice]
         image = timm_operation(
@@ -75,80 +90,67 @@ def timm_operation(
     image: Image.Image,
     operation: str,
     strength: float,
-    sign: Literal[1, -1],
+    sign: Sign,
     increasing: bool,
     resample: Image.Resampling,
     fill: tuple[int, ...],
 ) -> Image.Image:
-    """One operation; strength 1 is a magnitude of 10. `increasing`: more of it, more change."""
+    """Apply one operation. Strength 1 is a magnitude of 10. With `increasing` a greater strength is
+    a greater change for every operation.
+    """
     signed = sign * strength
-    enhance = max(0.1, 1 + 0.9 * signed) if increasing else 0.1 + 1.8 * strength
+    arguments: tuple[float, ...] = ()
     match operation:
         case "rotate":
-            return image.rotate(30 * signed, resample, fillcolor=_for_mode(image, fill))
+            arguments = (30 * signed,)
         case "posterize":
             bits = int(4 * strength)
-            return _posterize(image, 4 - bits if increasing else bits)
+            arguments = (4 - bits if increasing else bits,)
         case "solarize":
             threshold = min(256, int(256 * strength))
-            return _solarize(image, 256 - threshold if increasing else threshold)
+            arguments = (256 - threshold if increasing else threshold,)
         case "solarize_add":
-            return _solarize_add(image, min(128, int(110 * strength)))
+            arguments = (min(128, int(110 * strength)),)
         case "color" | "contrast" | "brightness" | "sharpness":
-            return _enhance(image, operation, enhance)
-        case "shear_x":
-            return _affine(image, (1, 0.3 * signed, 0, 0, 1, 0), resample, fill)
-        case "shear_y":
-            return _affine(image, (1, 0, 0, 0.3 * signed, 1, 0), resample, fill)
-        case "translate_x":
-            return _affine(image, (1, 0, 0.45 * signed * image.width, 0, 1, 0), resample, fill)
-        case "translate_y":
-            return _affine(image, (1, 0, 0, 0, 1, 0.45 * signed * image.height), resample, fill)
-        case _:
-            return _histogram_operation(image, operation)
+            arguments = (max(0.1, 1 + 0.9 * signed) if increasing else 0.1 + 1.8 * strength,)
+        case "shear_x" | "shear_y":
+            arguments = (0.3 * signed,)
+        case "translate_x_rel" | "translate_y_rel":
+            arguments = (0.45 * signed,)
+    colour = _for_mode(image, fill)
+    return timm_function(operation)(image, *arguments, resample=resample, fillcolor=colour)
 
 
 def big_vision_rand_augment(
     image: Image.Image, settings: RandAugment, random: np.random.Generator
 ) -> Image.Image:
-    """big_vision's: 16 operations, always applied, magnitudes without an upper end."""
+    """Apply operations as big_vision does: all that are drawn, at magnitudes without a limit."""
+    strength = settings.magnitude / 10
     for choice in random.integers(len(BIG_VISION_OPERATIONS), size=settings.layers):
         operation = BIG_VISION_OPERATIONS[choice]
-        strength = settings.magnitude / 10
         if operation == "cutout":
             center = int(random.integers(image.height)), int(random.integers(image.width))
             image = _cutout(image, center, int(40 * strength))
         else:
-            sign: Literal[1, -1] = 1 if random.random() < 0.5 else -1
-            image = big_vision_operation(image, operation, strength, sign)
+            image = big_vision_operation(image, operation, strength, _draw_sign(random))
     return image
 
 
 def big_vision_operation(
-    image: Image.Image, operation: str, strength: float, sign: Literal[1, -1]
+    image: Image.Image, operation: str, strength: float, sign: Sign
 ) -> Image.Image:
-    """One operation as in big_vision's pp/autoaugment.py; nearest pixel, grey (128) from outside.
+    """Apply one operation of big_vision's pp/autoaugment.py. Geometric ones take the nearest pixel,
+    and grey (128) outside the image.
 
-    Two particulars are kept on purpose. Contrast blends with a grey of height × width / 256 (196
+    Two peculiarities are kept on purpose. Contrast blends with a grey of height × width / 256 (196
     for 224 pixels) where others take the image's mean. Solarize and posterize get weaker as the
     magnitude grows; they change nothing from a magnitude of 10 and 20 on.
     """
     signed = sign * strength
+    arguments: tuple[float, ...] = ()
     match operation:
         case "rotate":
             return _tf_affine(image, _rotation(image, math.radians(30 * signed)))
-        case "posterize":
-            return _posterize(image, min(8, int(4 * strength)))
-        case "solarize":
-            return _solarize(image, min(256, int(256 * strength)))
-        case "solarize_add":
-            return _solarize_add(image, int(110 * strength))
-        case "contrast":
-            grey = int(min(255, image.width * image.height / 256))
-            flat = Image.new(image.mode, image.size, _for_mode(image, (grey, grey, grey)))
-            return Image.blend(flat, image, 0.1 + 1.8 * strength)
-        case "color" | "brightness" | "sharpness":
-            return _enhance(image, operation, 0.1 + 1.8 * strength)
         case "shear_x":
             return _tf_affine(image, (1, 0.3 * signed, 0, 0, 1, 0))
         case "shear_y":
@@ -157,90 +159,51 @@ def big_vision_operation(
             return _tf_affine(image, (1, 0, 100 * signed, 0, 1, 0))
         case "translate_y":
             return _tf_affine(image, (1, 0, 0, 0, 1, 100 * signed))
-        case _:
-            return _histogram_operation(image, operation)
+        case "contrast":
+            grey = int(min(255, image.width * image.height / 256))
+            flat = Image.new(image.mode, image.size, _for_mode(image, (grey, grey, grey)))
+            return Image.blend(flat, image, 0.1 + 1.8 * strength)
+        case "posterize":
+            arguments = (min(8, int(4 * strength)),)
+        case "solarize":
+            arguments = (min(256, int(256 * strength)),)
+        case "solarize_add":
+            arguments = (int(110 * strength),)
+        case "color" | "brightness" | "sharpness":
+            arguments = (0.1 + 1.8 * strength,)
+    return timm_function(operation)(image, *arguments)
 
 
-# Single operations ------------------------------------------------------------------------------
+def _draw_sign(random: np.random.Generator) -> Sign:
+    return 1 if random.random() < 0.5 else -1
+
 
 Matrix = tuple[float, float, float, float, float, float]
 """(a, b, c, d, e, f): pixel (x, y) comes from (a x + b y + c, d x + e y + f)."""
 
 
-def _histogram_operation(image: Image.Image, operation: str) -> Image.Image:
-    match operation:
-        case "auto_contrast":
-            return ImageOps.autocontrast(image)
-        case "equalize":
-            return ImageOps.equalize(image)
-        case "invert":
-            return ImageOps.invert(image)
-        case _:
-            raise ValueError(f"there is no operation '{operation}'.")
-
-
-def _enhance(image: Image.Image, operation: str, factor: float) -> Image.Image:
-    match operation:
-        case "color":
-            return ImageEnhance.Color(image).enhance(factor)
-        case "contrast":
-            return ImageEnhance.Contrast(image).enhance(factor)
-        case "brightness":
-            return ImageEnhance.Brightness(image).enhance(factor)
-        case _:
-            return ImageEnhance.Sharpness(image).enhance(factor)
-
-
-def _posterize(image: Image.Image, bits: int) -> Image.Image:
-    """Keep the upper bits. (Pillow's own function refuses 0 bits in later versions.)"""
-    mask = 0xFF & ~(2 ** (8 - bits) - 1)
-    return _map_values(image, [value & mask for value in _IDENTITY])
-
-
-def _solarize(image: Image.Image, threshold: int) -> Image.Image:
-    return _map_values(image, [v if v < threshold else 255 - v for v in _IDENTITY])
-
-
-def _solarize_add(image: Image.Image, addition: int) -> Image.Image:
-    return _map_values(image, [min(255, v + addition) if v < 128 else v for v in _IDENTITY])
-
-
-def _map_values(image: Image.Image, table: list[int]) -> Image.Image:
-    return image.point(table * len(image.getbands()))
-
-
-def _affine(
-    image: Image.Image, matrix: Matrix, resample: Image.Resampling, fill: tuple[int, ...]
-) -> Image.Image:
+def _tf_affine(image: Image.Image, matrix: Matrix) -> Image.Image:
+    """Transform as TensorFlow Addons does: integer coordinates, rounded to the nearest pixel."""
+    a, b, c, d, e, f = matrix
+    # Pillow adds one half to x and y before multiplying, and truncates the result.
+    shifted = (a, b, c + 0.5 - 0.5 * (a + b), d, e, f + 0.5 - 0.5 * (d + e))
     return image.transform(
-        image.size,
-        Image.Transform.AFFINE,
-        matrix,
-        resample,
-        fillcolor=_for_mode(image, fill),
+        image.size, Image.Transform.AFFINE, shifted, fillcolor=_for_mode(image, _GREY)
     )
 
 
-def _tf_affine(image: Image.Image, matrix: Matrix) -> Image.Image:
-    """As TensorFlow Addons does: whole coordinates in, results rounded to the nearest pixel."""
-    a, b, c, d, e, f = matrix
-    # Pillow adds one half to x and y before multiplying, and cuts off the result.
-    shifted = (a, b, c + 0.5 - 0.5 * (a + b), d, e, f + 0.5 - 0.5 * (d + e))
-    return _affine(image, shifted, Image.Resampling.NEAREST, (128, 128, 128))
-
-
 def _rotation(image: Image.Image, angle: float) -> Matrix:
-    """About the middle of the image."""
+    """Rotation about the centre of the image."""
     x, y = (image.width - 1) / 2, (image.height - 1) / 2
     cos, sin = math.cos(angle), math.sin(angle)
     return cos, -sin, x - cos * x + sin * y, sin, cos, y - sin * x - cos * y
 
 
 def _cutout(image: Image.Image, center: tuple[int, int], half: int) -> Image.Image:
-    """A square of twice `half`, as far as it is inside, made grey."""
+    """Paint a grey square with sides of twice `half`, as far as it lies inside the image."""
     (y, x), cut = center, image.copy()
     corners = (max(0, x - half), max(0, y - half), x + half, y + half)
-    cut.paste(_for_mode(image, (128, 128, 128)), corners)
+    cut.paste(_for_mode(image, _GREY), corners)
     return cut
 
 

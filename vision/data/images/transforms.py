@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from vision.data.configs import AugmentConfig, Interpolation
-from vision.data.images.augment import apply_policy, color_jitter, erase
+from vision.data.images.augment import change_colours, erase, from_image, to_image
 from vision.data.images.decode import OpenImage, Pixels
 from vision.data.preprocess import Preprocess
 
@@ -62,9 +62,7 @@ def training_pixels(
     if random.random() < augment.vertical_flip:
         pixels = flip(pixels, axis=0)
     for_policy = None if augment.interpolation == "random" else interpolation
-    pixels = apply_policy(pixels, augment.policy, preprocess.mean, for_policy, random)
-    if any(augment.color_jitter) and random.random() < augment.color_jitter_probability:
-        pixels = color_jitter(pixels, augment.color_jitter, random)
+    pixels = change_colours(pixels, augment, preprocess.mean, for_policy, random)
     if random.random() < augment.erase:
         pixels = erase(pixels, augment, preprocess.mean, preprocess.std, random)
     return pixels
@@ -146,9 +144,7 @@ def resize(pixels: Pixels, size: tuple[int, int], interpolation: Interpolation) 
     if pixels.shape[:2] == size:
         return pixels
     if interpolation == "lanczos":
-        image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-        resized = np.array(image.resize((size[1], size[0]), Image.Resampling.LANCZOS))
-        return resized.reshape(*size, pixels.shape[2])
+        return from_image(to_image(pixels).resize((size[1], size[0]), Image.Resampling.LANCZOS))
     if not pixels.flags.writeable:  # torch has no tensors that are read-only, and warns
         pixels = pixels.copy()
     # In this order of operations torch sees a channels-last batch, and keeps that layout.

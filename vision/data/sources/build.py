@@ -1,16 +1,17 @@
-"""From a data config to images (`build_source`), or to what a model must know of them
-(`describe`).
+"""From a data config to its images (`build_source`), or to their size and classes (`describe`).
 
-Importing this module, and `describe`, do not load torch: a model can be sized before any image is
-read.
+Importing this module and calling `describe` do not load torch: a model can be sized before any
+image is read.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from vision.config import ConfigError, pair
 from vision.data.configs import (
+    SPLITS,
     DataConfig,
     FashionMnistConfig,
     FolderConfig,
@@ -20,56 +21,54 @@ from vision.data.configs import (
     Share,
     Split,
     TorchvisionConfig,
+    named_splits,
 )
 from vision.data.sources.fashion_mnist import read_fashion_mnist
-from vision.data.sources.folder import FolderSource, list_images, shorten
-from vision.data.sources.known import FASHION_MNIST
+from vision.data.sources.folder import FolderSource, check_same_classes, list_images
+from vision.data.sources.huggingface import read_classes, read_huggingface
+from vision.data.sources.known_sets import known_set, torchvision_set
 from vision.data.sources.packed import PackedStrings
 from vision.data.sources.shapes import CLASSES, build_shapes
-from vision.data.sources.shards import available_splits, describe_shards, read_shards
+from vision.data.sources.shards import describe_shards, read_shards
 from vision.data.sources.source import Source
 from vision.data.sources.subsets import nested_subset, split_by_fraction, take
 from vision.data.sources.table import folder_classes, read_table
-from vision.data.sources.torchvision_facts import SMALL, facts
 from vision.data.sources.wordnet import imagenet_synsets, readable_names
 
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What a model must know of its data."""
+    """Properties of the data that a model depends on."""
 
     image_size: tuple[int, int]
     """Height and width."""
     channels: int
     classes: tuple[str, ...] | None
-    """None: only the data itself could tell."""
+    """None: unknown until the data is read."""
     number_of_classes: int
 
 
 def describe(config: DataConfig) -> DataSpec:
-    """What a model must know of the data; sets with a fixed number of classes need not be there."""
-    classes: tuple[str, ...] | None
+    """Return what a model depends on; known sets need not be on the disk."""
     number = None
+    classes: tuple[str, ...] | None
     match config:
         case ShapesConfig():
             channels, classes = 3, CLASSES
-        case FashionMnistConfig():
-            channels, classes = 1, FASHION_MNIST
         case FolderConfig():
             channels, classes = config.channels, folder_classes(config)
-        case TorchvisionConfig(name="ImageNet"):
-            channels, classes = 3, readable_names(imagenet_synsets())
-        case TorchvisionConfig():
-            known = facts(config.name)
-            channels, classes, number = known.channels, known.classes, known.number_of_classes
-            for value in config.options.values():
-                number = known.by_option.get(str(value), number)
         case ShardsConfig():
             channels, classes = describe_shards(config)
         case HuggingFaceConfig():
-            from vision.data.sources.huggingface import read_classes
-
             channels, classes = config.channels, read_classes(config)
+        case TorchvisionConfig(name="ImageNet"):
+            channels, classes = 3, readable_names(imagenet_synsets())
+        case _:
+            known = known_set(config)
+            assert known is not None
+            channels, classes, number = known.channels, known.classes, known.number_of_classes
+            for value in getattr(config, "options", {}).values():
+                number = known.by_option.get(str(value), number)
     if number is None:
         assert classes is not None
         number = len(classes)
@@ -79,22 +78,24 @@ def describe(config: DataConfig) -> DataSpec:
 def image_size(
     config: DataConfig, trained: tuple[int, int] | None = None
 ) -> tuple[tuple[int, int], str]:
-    """Height and width of what the model sees, and who said so. `trained`: what its weights saw."""
+    """Return height and width of the model's input, and their origin.
+
+    `trained` is the size that the weights were trained with.
+    """
     if config.image_size != "auto":
         return pair(config.image_size), "the config"
     if trained is not None:
         return trained, "the weights"
-    match config:
-        case FashionMnistConfig():
-            return (28, 28), "the data set"
-        case TorchvisionConfig(name=name) if name in SMALL:
-            return (SMALL[name], SMALL[name]), "the data set"
-        case _:
-            return (224, 224), "default"
+    known = known_set(config)
+    if known is not None and known.image_size is not None:
+        return pair(known.image_size), "the data set"
+    return (224, 224), "default"
 
 
 def build_source(config: DataConfig, split: Split) -> Source:
-    """The images of a split; of train those that train_fraction and samples_per_class leave."""
+    """Return the images of a split; of train, those that train_fraction and samples_per_class
+    leave.
+    """
     source = _build_whole(config, split)
     if split != "train":
         return source
@@ -105,41 +106,35 @@ def build_source(config: DataConfig, split: Split) -> Source:
 
 
 def list_splits(config: DataConfig) -> tuple[Split, ...]:
-    """The splits that the data has; test only if its images are others than those of val."""
-    fraction: float | None = None
+    """Return the splits that the data has; test only if its images differ from those of val."""
+    fraction = None
     available: Collection[Split]
     match config:
         case ShapesConfig():
-            return ("train", "val", "test")
+            return SPLITS
         case FolderConfig():
             available = read_table(config).splits
         case _:
-            available, fraction = _stored_splits(config), config.val_fraction
-    found: list[Split] = [split for split in ("train",) if split in available]
-    if fraction is not None or "val" in available or "test" in available:
-        found.append("val")
-    if ("val" in available and "test" in available) or (
-        fraction is not None and len(available) > 1
-    ):
-        found.append("test")
-    return tuple(found)
+            available, fraction = _stored_splits(config)[0], config.val_fraction
+    own = {split: _own_split(available, fraction, split) for split in SPLITS}
+    if own["test"] == own["val"]:
+        own["test"] = None
+    return tuple(split for split in SPLITS if own[split] is not None)
 
 
 def _stored_splits(
     config: FashionMnistConfig | TorchvisionConfig | ShardsConfig | HuggingFaceConfig,
-) -> Collection[Split]:
-    """The splits that a set has by its authors' will, or by what the config names."""
+) -> tuple[Collection[Split], Callable[[Split], Source]]:
+    """Return the splits that a data set is stored in, and the function that reads one of them."""
     match config:
         case FashionMnistConfig():
-            return ("train", "test")
+            return ("train", "test"), partial(read_fashion_mnist, config.root)
         case TorchvisionConfig():
-            return tuple(facts(config.name).arguments)
+            return torchvision_set(config.name).arguments, partial(_read_torchvision, config)
         case ShardsConfig():
-            return available_splits(config)
+            return named_splits(config), partial(read_shards, config)
         case HuggingFaceConfig():
-            from vision.data.sources.huggingface import huggingface_splits
-
-            return huggingface_splits(config)
+            return named_splits(config), partial(read_huggingface, config)
 
 
 def _build_whole(config: DataConfig, split: Split) -> Source:
@@ -148,47 +143,36 @@ def _build_whole(config: DataConfig, split: Split) -> Source:
     if isinstance(config, FolderConfig):
         # Its table has the fractions taken out already.
         table = read_table(config, split)
-        return table.source(_own_split(table.splits, None, split, config.root), config.channels)
+        return table.source(_require_split(table.splits, None, split, config.root), config.channels)
     place = config.path if isinstance(config, HuggingFaceConfig) else config.root
-    own = _own_split(_stored_splits(config), config.val_fraction, split, place)
-    source = _read_stored(config, own)
+    available, read = _stored_splits(config)
+    own = _require_split(available, config.val_fraction, split, place)
+    source = read(own)
     if config.val_fraction is None or own != "train":
         return source
     parts = split_by_fraction(source.labels, {"val": config.val_fraction}, config.seed)
     return take(source, parts[split])
 
 
-def _read_stored(
-    config: FashionMnistConfig | TorchvisionConfig | ShardsConfig | HuggingFaceConfig, own: Split
-) -> Source:
-    match config:
-        case FashionMnistConfig():
-            return read_fashion_mnist(config.root, own)
-        case TorchvisionConfig():
-            return _read_torchvision(config, own)
-        case ShardsConfig():
-            return read_shards(config, own)
-        case HuggingFaceConfig():
-            from vision.data.sources.huggingface import read_huggingface
-
-            return read_huggingface(config, own)
-
-
 def _own_split(
+    available: Collection[Split], val_fraction: Share | None, split: Split
+) -> Split | None:
+    """Return the stored split that the images of a split are taken from, if there is one."""
+    own = split
+    if split == "val" and val_fraction is not None:
+        own = "train"
+    elif split == "val" and "val" not in available:
+        own = "test"
+    elif split == "test" and "test" not in available and val_fraction is not None:
+        own = "val"  # validation images that are not used for validation make good test images
+    return own if own in available else None
+
+
+def _require_split(
     available: Collection[Split], val_fraction: Share | None, split: Split, place: Path | str
 ) -> Split:
-    """Which of the set's own splits the images of a split are taken from."""
-    match split:
-        case "train":
-            own: Split = "train"
-        case "val" if val_fraction is not None:
-            own = "train"
-        case "val":
-            own = "val" if "val" in available else "test"
-        case "test":
-            # Validation images that are not used for validation make good test images.
-            own = "val" if "test" not in available and val_fraction is not None else "test"
-    if own in available:
+    own = _own_split(available, val_fraction, split)
+    if own is not None:
         return own
     advice = {
         "train": "",
@@ -202,15 +186,12 @@ def _own_split(
 
 
 def _read_torchvision(config: TorchvisionConfig, own: Split) -> Source:
-    """Folders of images where a set may come as such; otherwise what torchvision reads."""
-    synsets = imagenet_synsets()
+    """Read folders of images where a set may come as such, otherwise what torchvision reads."""
     match config.name:
         case "ImageNet":
-            return _read_known_folders(config, own, synsets)
+            return _read_known_folders(config, own, imagenet_synsets())
         case "CIFAR10" | "CIFAR100" if (config.root / "train").is_dir():
-            classes = facts(config.name).classes
-            assert classes is not None
-            return _read_known_folders(config, own, classes)
+            return _read_known_folders(config, own, torchvision_set(config.name).classes or ())
         case _:
             from vision.data.sources.torchvision_sets import read_torchvision
 
@@ -220,25 +201,23 @@ def _read_torchvision(config: TorchvisionConfig, own: Split) -> Source:
 def _read_known_folders(
     config: TorchvisionConfig, own: Split, expected: tuple[str, ...]
 ) -> FolderSource:
-    """Folders of known classes; those are sorted, and so are the labels."""
+    """Read folders of known classes; those are sorted, and so are the labels."""
     folder = config.root / own
     if own != "train" and not folder.is_dir():  # the only other split may be called either way
         folder = next(
             (f for f in (config.root / "val", config.root / "test") if f.is_dir()), folder
         )
-    place = f"Expected in {config.root}: {facts(config.name).place}."
+    known = torchvision_set(config.name)
+    place = f"Expected in {config.root}: {known.place}."
     if not folder.is_dir():
         raise ConfigError(f"data.root: there is no folder {folder}. {place}")
     listing = list_images(folder)
-    if listing.classes != expected:
-        missing = sorted(set(expected) - set(listing.classes))
-        unknown = sorted(set(listing.classes) - set(expected))
-        differences = [f"missing {shorten(missing)}"] * bool(missing)
-        differences += [f"unknown {shorten(unknown)}"] * bool(unknown)
-        raise ConfigError(
-            f"data.root: the folders in {folder} are not the classes of {config.name}: "
-            f"{'; '.join(differences)}. {place} For another set of classes use data=folder."
-        )
+    check_same_classes(
+        f"data.root: the folders in {folder} are not the classes of {config.name}",
+        ("missing", expected),
+        ("unknown", listing.classes),
+        f"{place} For another set of classes use data=folder.",
+    )
     classes = readable_names(listing.classes)
     paths = PackedStrings(listing.paths)
-    return FolderSource(folder, paths, listing.labels, classes, facts(config.name).channels)
+    return FolderSource(listing.labels, classes, known.channels, folder, paths)

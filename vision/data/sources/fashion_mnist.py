@@ -1,4 +1,4 @@
-"""Fashion-MNIST (Xiao et al., 2017) from the four files as its authors distribute them."""
+"""Fashion-MNIST (Xiao et al., 2017), read from the four files that its authors distribute."""
 
 import gzip
 import struct
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from vision.config import ConfigError
 from vision.data.configs import Split
 from vision.data.sources.arrays import ArraySource
-from vision.data.sources.known import FASHION_MNIST
+from vision.data.sources.class_names import FASHION_MNIST
 
 _PREFIXES: dict[Split, str] = {"train": "train", "test": "t10k"}
 _UNSIGNED_BYTES = 0x08
 
 
 def read_fashion_mnist(root: Path, split: Split) -> ArraySource:
-    """One of the two splits that the set has: train or test."""
+    """Read one of the two splits of the set: train or test."""
     images_path, labels_path = (_find(root, name) for name in _names(_PREFIXES[split]))
     if images_path is None or labels_path is None:
         raise ConfigError(
@@ -34,7 +34,8 @@ def read_fashion_mnist(root: Path, split: Split) -> ArraySource:
             f"{images_path} and {labels_path} do not belong together: {len(images)} images, "
             f"{len(labels)} labels up to {labels.max(initial=0)}."
         )
-    return ArraySource(str(images_path), images[..., None], labels.astype(np.int64), FASHION_MNIST)
+    origin, pixels = str(images_path), images[..., None]
+    return ArraySource(labels.astype(np.int64), FASHION_MNIST, 1, origin, pixels)
 
 
 def _names(prefix: str) -> tuple[str, str]:
@@ -42,12 +43,12 @@ def _names(prefix: str) -> tuple[str, str]:
 
 
 def _find(root: Path, name: str) -> Path | None:
-    """The file, packed or not."""
+    """Return the path of the file, compressed or not; None if there is neither."""
     return next((p for p in (root / f"{name}.gz", root / name) if p.is_file()), None)
 
 
 def _read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """An array in LeCun's IDX format: 0, 0, type, number of dimensions, lengths, data."""
+    """Read an array in LeCun's IDX format: 0, 0, type, number of dimensions, lengths, data."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         header = struct.unpack_from(f">HBB{dimensions}I", content)

@@ -10,33 +10,42 @@ from numpy.typing import NDArray
 
 from vision.config import ConfigError
 from vision.data.sources.packed import PackedStrings
+from vision.data.sources.source import Source
 
-SUFFIXES = {
-    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif"),
-    *(".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2"),
+FORMATS = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
+    "PNG": (".png",),
+    "WEBP": (".webp",),
+    "GIF": (".gif",),
+    "BMP": (".bmp",),
+    "TIFF": (".tif", ".tiff"),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+    "JPEG2000": (".jp2",),
+    "AVIF": (".avif",),
+    "TGA": (),
+    "ICO": (),
 }
-"""Files with other suffixes are taken for something else; they are counted, not read."""
+"""Formats that are read, by Pillow's names, with the suffixes of their files, the usual one first.
+
+Formats of pixels only: a file named .jpg is never passed to an interpreter, as EPS's would be.
+"""
+SUFFIXES = {suffix for suffixes in FORMATS.values() for suffix in suffixes}
+"""Files with other suffixes are not read as images; they are counted."""
 
 
 @dataclass(eq=False, repr=False)
-class FolderSource:
+class FolderSource(Source):
     """A `Source` of image files below one folder."""
 
     root: Path
     paths: PackedStrings
-    labels: NDArray[np.int64]
-    classes: tuple[str, ...]
-    channels: int
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def name(self, index: int) -> str:
-        """The file's path."""
+        """Return the file's path."""
         return os.path.join(self.root, self.paths[index])  # noqa: PTH118 (five times faster)
 
     def read(self, index: int) -> bytes:
-        """The file's content."""
+        """Return the file's content."""
         with open(self.name(index), "rb") as file:  # noqa: PTH123
             return file.read()
 
@@ -105,6 +114,25 @@ def require_folder(folder: Path) -> Path:
     raise ConfigError(f"data.root: there is no folder {folder} ({existing} exists).")
 
 
+def check_same_classes(
+    problem: str,
+    first: tuple[str, tuple[str, ...]],
+    second: tuple[str, tuple[str, ...]],
+    advice: str = "",
+) -> None:
+    """Raise a ConfigError that lists the differences between two sets of classes, if any.
+
+    Each set comes with the words before its classes that the other one does not have.
+    """
+    differences = [
+        f"{words} {shorten(only)}"
+        for (words, classes), (_, others) in ((first, second), (second, first))
+        if (only := sorted(set(classes) - set(others)))
+    ]
+    if differences:
+        raise ConfigError(f"{problem}: {'; '.join(differences)}. {advice}".rstrip())
+
+
 def shorten(names: list[str] | tuple[str, ...], limit: int = 5) -> str:
     """The first few names, and how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
@@ -134,7 +162,7 @@ def _walk(root: Path, top: str, ignored: Counter[str]) -> list[str]:
                     ignored["hidden"] += 1
                 elif entry.is_dir():
                     (links if entry.is_symlink() else folders).append(path)
-                elif (suffix := _suffix(entry.name)) in SUFFIXES:
+                elif (suffix := suffix_of(entry.name)) in SUFFIXES:
                     found.append(path)
                 else:
                     ignored[f"suffix '{suffix}'" if suffix else "no suffix"] += 1
@@ -142,8 +170,8 @@ def _walk(root: Path, top: str, ignored: Counter[str]) -> list[str]:
     return found
 
 
-def _suffix(name: str) -> str:
-    """As `Path.suffix` in lower case, five times faster."""
+def suffix_of(name: str) -> str:
+    """Return the same as `Path.suffix`, in lower case and five times faster."""
     _, dot, last = name.rpartition(".")
     return f".{last.lower()}" if dot else ""
 

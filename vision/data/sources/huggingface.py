@@ -1,40 +1,36 @@
 """Data sets of the Hugging Face hub, or local ones, through the optional `datasets` library."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vision.config import ConfigError, suggest
-from vision.data.configs import HuggingFaceConfig, Split
-from vision.data.sources.source import StoredImage
+from vision.data.configs import HuggingFaceConfig, Split, named_splits
+from vision.data.sources.source import Source
 
 if TYPE_CHECKING:
     import datasets  # type: ignore[import-untyped]
 
 
 @dataclass(eq=False, repr=False)
-class HuggingFaceSource:
+class HuggingFaceSource(Source):
     """A `Source` over one split; images stay encoded, in the memory-mapped table."""
 
     origin: str
     dataset: "datasets.Dataset"
     image_column: str
-    labels: NDArray[np.int64]
-    classes: tuple[str, ...]
-    channels: int
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def name(self, index: int) -> str:
-        """The data set's name, the split and the row."""
+        """Return the data set's name, the split and the row."""
         return f"{self.origin}[{index}]"
 
-    def read(self, index: int) -> StoredImage:
-        """The image as it is stored: in the table, or as a file that the table names."""
+    def read(self, index: int) -> bytes:
+        """Return the image as it is stored: in the table, or as a file that the table names."""
         stored = self.dataset[index][self.image_column]
         if stored is None:
             raise OSError(f"{self.name(index)} has no image.")
@@ -43,44 +39,31 @@ class HuggingFaceSource:
         return Path(stored["path"]).read_bytes()
 
 
-def huggingface_splits(config: HuggingFaceConfig) -> tuple[Split, ...]:
-    """The splits that the config names."""
-    named: dict[Split, str | None] = {"train": config.train, "val": config.val, "test": config.test}
-    return tuple(split for split, name in named.items() if name is not None)
-
-
 def read_classes(config: HuggingFaceConfig) -> tuple[str, ...]:
     """The class names; a set that does not name them is read for its labels."""
     library = _library()
-    features = None
     if not _is_saved(config):
-        try:
+        with _explained(config):
             builder = library.load_dataset_builder(
                 config.path, config.configuration, revision=config.revision, cache_dir=config.cache
             )
-        except _unreadable() as error:
-            raise _failure(config, error) from error
         features = builder.info.features
-    if features is not None:
-        names = getattr(features.get(_label_column(config, features)), "names", None)
-        if names is not None:
-            return tuple(names)
+        if features is not None:
+            names = getattr(features[_column(config, "label", features)], "names", None)
+            if names is not None:
+                return tuple(names)
     return read_huggingface(config, "train").classes
 
 
 def read_huggingface(config: HuggingFaceConfig, split: Split) -> HuggingFaceSource:
-    """One split."""
-    names: dict[Split, str | None] = {"train": config.train, "val": config.val, "test": config.test}
-    name = names[split]
-    assert name is not None
-    library = _library()
+    """Read one split."""
+    name = named_splits(config)[split]
     dataset = _load(config, split, name)
-    image, label = _image_column(config, dataset.features), _label_column(config, dataset.features)
-    labels, classes = _labels(config, dataset, label, split)
-    dataset = dataset.select_columns([image]).cast_column(image, library.Image(decode=False))
-    return HuggingFaceSource(
-        f"{config.path}:{name}", dataset, image, labels, classes, config.channels
-    )
+    image = _column(config, "image", dataset.features)
+    labels, classes = _labels(config, dataset, split)
+    dataset = dataset.select_columns([image]).cast_column(image, _library().Image(decode=False))
+    origin = f"{config.path}:{name}"
+    return HuggingFaceSource(labels, classes, config.channels, origin, dataset, image)
 
 
 def _library() -> Any:
@@ -94,18 +77,18 @@ def _library() -> Any:
     return datasets
 
 
-def _unreadable() -> tuple[type[Exception], ...]:
-    """What the library raises for a set that is not there, misspelt, or not to be reached."""
-    return (OSError, ValueError, RuntimeError)
-
-
-def _failure(config: HuggingFaceConfig, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"data.path: '{config.path}' cannot be read: {str(error).rstrip('.')}. Expected the name "
-        "of a data set on huggingface.co/datasets, or a local folder (of `save_to_disk`, Parquet "
-        "files, or images). Where the hub cannot be reached, copy the data set and give its "
-        "folder."
-    )
+@contextmanager
+def _explained(config: HuggingFaceConfig) -> Iterator[None]:
+    """Explain the library's error for a set that is missing, misspelt or out of reach."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"data.path: '{config.path}' cannot be read: {str(error).rstrip('.')}. Expected the "
+            "name of a data set on huggingface.co/datasets, or a local folder (of `save_to_disk`, "
+            "Parquet files, or images). Where the hub cannot be reached, copy the data set and "
+            "give its folder."
+        ) from error
 
 
 def _is_saved(config: HuggingFaceConfig) -> bool:
@@ -116,7 +99,7 @@ def _is_saved(config: HuggingFaceConfig) -> bool:
 
 def _load(config: HuggingFaceConfig, split: Split, name: str) -> Any:
     library = _library()
-    try:
+    with _explained(config):
         if not _is_saved(config):
             return library.load_dataset(
                 config.path,
@@ -126,8 +109,6 @@ def _load(config: HuggingFaceConfig, split: Split, name: str) -> Any:
                 cache_dir=config.cache,
             )
         saved = library.load_from_disk(config.path)
-    except _unreadable() as error:
-        raise _failure(config, error) from error
     if not isinstance(saved, library.DatasetDict):
         saved = {"train": saved}
     if name not in saved:
@@ -138,29 +119,17 @@ def _load(config: HuggingFaceConfig, split: Split, name: str) -> Any:
     return saved[name]
 
 
-def _image_column(config: HuggingFaceConfig, features: Any) -> str:
-    kind = _library().Image
-    return _column(
-        "image", config.image_column, features, lambda feature: isinstance(feature, kind)
-    )
-
-
-def _label_column(config: HuggingFaceConfig, features: Any) -> str:
-    kind = _library().ClassLabel
-    return _column(
-        "label", config.label_column, features, lambda feature: isinstance(feature, kind)
-    )
-
-
-def _column(what: str, wanted: str, features: Any, fits: Any) -> str:
-    """The column that the config names, or the only one that fits."""
+def _column(config: HuggingFaceConfig, what: Literal["image", "label"], features: Any) -> str:
+    """Return the column that the config names, or the only one of the right type."""
+    wanted: str = getattr(config, f"{what}_column")
+    kind = _library().Image if what == "image" else _library().ClassLabel
     if wanted != "auto":
         if wanted not in features:
             raise ConfigError(
                 f"data.{what}_column: there is no column '{wanted}'. {suggest(wanted, features)}"
             )
         return wanted
-    found = [name for name, feature in features.items() if fits(feature)]
+    found = [name for name, feature in features.items() if isinstance(feature, kind)]
     if len(found) != 1:
         raise ConfigError(
             f"data.{what}_column: {len(found)} columns of the data set could be meant "
@@ -170,9 +139,10 @@ def _column(what: str, wanted: str, features: Any, fits: Any) -> str:
 
 
 def _labels(
-    config: HuggingFaceConfig, dataset: Any, column: str, split: Split
+    config: HuggingFaceConfig, dataset: Any, split: Split
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Labels as numbers, and the class names."""
+    """Return the labels as numbers, and the class names."""
+    column = _column(config, "label", dataset.features)
     values = np.asarray(dataset.with_format("numpy")[column][:])
     names = getattr(dataset.features[column], "names", None)
     if names is not None:

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vision.config import pair
-from vision.data.configs import ShapesConfig, Split
+from vision.data.configs import SPLITS, ShapesConfig, Split
+from vision.data.sources.source import Source
 
 Floats = NDArray[np.floating[Any]]
 Mask = NDArray[np.bool_]
@@ -41,42 +42,36 @@ DISTRACTORS = 5
 DISTRACTOR_RADIUS = (0.07, 0.13)
 
 _BACKGROUND_GRID = 4
-_SPLITS: dict[Split, int] = {"train": 0, "val": 1, "test": 2}
-_PAIRS = 3
+_PAIRS = len(SPLITS)
+"""Key of the random draws of images with two objects; the splits have 0, 1 and 2."""
 
 
-class Shapes:
-    """One split: a `Source` that can also say where the object is."""
-
-    classes = CLASSES
-    channels = 3
+class Shapes(Source):
+    """One split: a `Source` that also has the mask of every object."""
 
     def __init__(self, image_size: tuple[int, int], seed: int, split: Split, samples: int) -> None:
+        super().__init__(np.arange(samples, dtype=np.int64) % len(CLASSES), CLASSES, 3)
         self.image_size = image_size
         self.seed = seed
         self.split = split
-        self.labels = np.arange(samples, dtype=np.int64) % len(CLASSES)
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def name(self, index: int) -> str:
-        """The image's coordinates in the space of all images."""
+        """Return the key of the image: seed, split and index."""
         return f"shapes:{self.seed}:{self.split}:{index}"
 
     def read(self, index: int) -> Pixels:
-        """The image, uint8 (height, width, 3)."""
+        """Return the image, uint8 (height, width, 3)."""
         return self._scene(index).image
 
     def mask(self, index: int) -> Mask:
-        """Which pixels show the object: bool (height, width)."""
+        """Return the pixels that show the object: bool (height, width)."""
         return self._scene(index).masks[0]
 
     def _scene(self, index: int) -> "Scene":
         if not 0 <= index < len(self):
             raise IndexError(f"image {index} of {len(self)}")
         label = int(self.labels[index])
-        random = np.random.default_rng([self.seed, _SPLITS[self.split], index])
+        random = np.random.default_rng([self.seed, SPLITS.index(self.split), index])
         return _draw(random, self.image_size, (label,), RADIUS)
 
 
@@ -91,12 +86,8 @@ class Scene:
 
 def build_shapes(config: ShapesConfig, split: Split) -> Shapes:
     """One split of the data set that the config describes."""
-    samples = {
-        "train": config.train_samples,
-        "val": config.val_samples,
-        "test": config.test_samples,
-    }
-    return Shapes(pair(config.image_size), config.seed, split, samples[split])
+    samples: int = getattr(config, f"{split}_samples")
+    return Shapes(pair(config.image_size), config.seed, split, samples)
 
 
 def two_objects(image_size: tuple[int, int], seed: int, index: int) -> Scene:

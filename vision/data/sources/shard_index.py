@@ -19,11 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vision.config import ConfigError
-from vision.data.sources.folder import SUFFIXES, shorten
+from vision.data.sources.folder import SUFFIXES, shorten, suffix_of
 from vision.data.sources.packed import PackedStrings
+from vision.files import replacing
 
 _FORMAT = 1
-"""Counts changes of the file's layout; files of another layout are made anew."""
+"""Version of the file's layout; files of another version are written anew."""
+_ARRAYS = ("stamps", "shard", "offset", "size", "labels")
+"""Fields of an index that are stored as they are."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +62,14 @@ def open_index(shards: tuple[Path, ...], file: Path, label_field: str) -> ShardI
     old = _load(file)
     if old is not None and old.shards == shards and np.array_equal(old.stamps, stamps):
         return old
-    kept: dict[tuple[Path, int, int], int] = {}
+    kept: dict[tuple[Path, int, int], _ShardSamples] = {}
     if old is not None:
-        kept = {(shard, *old.stamps[i].tolist()): i for i, shard in enumerate(old.shards)}
-    parts = []
-    for shard, stamp in zip(shards, stamps.tolist(), strict=True):
-        before = kept.get((shard, *stamp))
-        if old is not None and before is not None:
-            parts.append(_samples_of(old, before))
-        else:
-            parts.append(_scan(shard, label_field))
+        for i, shard in enumerate(old.shards):
+            kept[shard, *old.stamps[i].tolist()] = _samples_of(old, i)
+    parts = [
+        kept.get((shard, *stamp)) or _scan(shard, label_field)
+        for shard, stamp in zip(shards, stamps.tolist(), strict=True)
+    ]
     lengths = [len(part.offset) for part in parts]
     codes: dict[str, int] = {}
     labels = [codes.setdefault(label, len(codes)) for part in parts for label in part.labels]
@@ -95,7 +96,7 @@ def index_file(root: Path, pattern: str, label_field: str, folder: Path | None) 
 
 
 @dataclass(frozen=True)
-class _Part:
+class _ShardSamples:
     """The samples of one shard."""
 
     offset: NDArray[np.int64]
@@ -105,10 +106,10 @@ class _Part:
     ignored: Counter[str]
 
 
-def _samples_of(index: ShardIndex, number: int) -> _Part:
+def _samples_of(index: ShardIndex, number: int) -> _ShardSamples:
     """The samples of one shard of an index."""
     where = np.flatnonzero(index.shard == number)
-    return _Part(
+    return _ShardSamples(
         index.offset[where],
         index.size[where],
         [index.members[i] for i in where.tolist()],
@@ -117,12 +118,12 @@ def _samples_of(index: ShardIndex, number: int) -> _Part:
     )
 
 
-def _scan(shard: Path, label_field: str) -> _Part:
+def _scan(shard: Path, label_field: str) -> _ShardSamples:
     """Reads the headers of a shard, and the labels."""
     offsets, sizes, members, labels = [], [], [], []
     ignored: Counter[str] = Counter()
     for key, found in _groups(shard, ignored):
-        images = [m for m in found if _suffix(m.name) in SUFFIXES]
+        images = [m for m in found if suffix_of(m.name) in SUFFIXES]
         if not images:
             ignored["samples without an image"] += 1
             continue
@@ -133,7 +134,9 @@ def _scan(shard: Path, label_field: str) -> _Part:
         sizes.append(images[0].size)
         members.append(images[0].name)
         labels.append(_label(shard, key, found, label_field))
-    return _Part(np.array(offsets, np.int64), np.array(sizes, np.int64), members, labels, ignored)
+    return _ShardSamples(
+        np.array(offsets, np.int64), np.array(sizes, np.int64), members, labels, ignored
+    )
 
 
 def _groups(shard: Path, ignored: Counter[str]) -> Iterator[tuple[str, list[tarfile.TarInfo]]]:
@@ -169,14 +172,10 @@ def _groups(shard: Path, ignored: Counter[str]) -> Iterator[tuple[str, list[tarf
         yield key, members
 
 
-def _suffix(name: str) -> str:
-    return PurePosixPath(name).suffix.lower()
-
-
 def _label(shard: Path, key: str, members: list[tarfile.TarInfo], field: str) -> str:
     """The label of a sample, as written."""
     for member in members:
-        match _suffix(member.name):
+        match suffix_of(member.name):
             case ".cls":
                 return _content(shard, member).decode("utf-8").strip()
             case ".json":
@@ -212,15 +211,11 @@ def _load(file: Path) -> ShardIndex | None:
                 return None
             return ShardIndex(
                 # Relative, so that a folder can be moved with its index.
-                tuple(_join(file.parent, name) for name in head["shards"]),
-                arrays["stamps"],
-                arrays["shard"],
-                arrays["offset"],
-                arrays["size"],
-                PackedStrings.from_arrays(arrays["member_bytes"], arrays["member_ends"]),
-                arrays["labels"],
-                tuple(head["label_names"]),
-                tuple(map(Counter, head["ignored"])),
+                shards=tuple(_join(file.parent, name) for name in head["shards"]),
+                members=PackedStrings.from_arrays(arrays["member_bytes"], arrays["member_ends"]),
+                label_names=tuple(head["label_names"]),
+                ignored=tuple(map(Counter, head["ignored"])),
+                **{name: arrays[name] for name in _ARRAYS},
             )
     except (FileNotFoundError, PermissionError, zipfile.BadZipFile, KeyError, ValueError, EOFError):
         return None
@@ -231,7 +226,7 @@ def _join(folder: Path, name: str) -> Path:
 
 
 def _save(file: Path, index: ShardIndex) -> None:
-    """Writes the file in one step: several processes may do so at once."""
+    """Write the file atomically: several processes may do so at once."""
     head = {
         "format": _FORMAT,
         "shards": [os.path.relpath(shard, file.parent) for shard in index.shards],
@@ -240,20 +235,14 @@ def _save(file: Path, index: ShardIndex) -> None:
     }
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        scratch = file.with_name(f"{file.stem}-{os.getpid()}.tmp")
-        with scratch.open("wb") as stream:
+        with replacing(file) as stream:
             np.savez(
                 stream,
                 head=np.array(json.dumps(head)),
-                stamps=index.stamps,
-                shard=index.shard,
-                offset=index.offset,
-                size=index.size,
                 member_bytes=index.members.bytes,
                 member_ends=index.members.ends,
-                labels=index.labels,
+                **{name: getattr(index, name) for name in _ARRAYS},
             )
-        scratch.replace(file)
     except OSError as error:
         raise ConfigError(
             f"data.index_folder: the index of the shards cannot be written to {file.parent}: "

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vision.config import ConfigError
-from vision.data.configs import ShardsConfig, Split
+from vision.data.configs import ShardsConfig, Split, named_splits
 from vision.data.sources.folder import require_folder, shorten
 from vision.data.sources.shard_index import ShardIndex, index_file, open_index
+from vision.data.sources.source import Source
 
 DESCRIPTION = "dataset.json"
 """What `vision prepare` writes beside its shards: class names, channels, counts and checksums."""
@@ -24,16 +25,10 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
 @dataclass(eq=False, repr=False)
-class ShardSource:
-    """A `Source` that reads its images out of tar files by their position."""
+class ShardSource(Source):
+    """A `Source` that reads its images from tar files by position."""
 
     index: ShardIndex
-    labels: NDArray[np.int64]
-    classes: tuple[str, ...]
-    channels: int
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def name(self, index: int) -> str:
         """`shard.tar:member`."""
@@ -57,7 +52,7 @@ def read_shards(config: ShardsConfig, split: Split) -> ShardSource:
     """The images of one split."""
     index = _open(config, split)
     channels, classes = describe_shards(config)
-    return ShardSource(index, _numbers(index, classes, config.root), classes, channels)
+    return ShardSource(_numbers(index, classes, config.root), classes, channels, index)
 
 
 def describe_shards(config: ShardsConfig) -> tuple[int, tuple[str, ...]]:
@@ -70,16 +65,6 @@ def describe_shards(config: ShardsConfig) -> tuple[int, tuple[str, ...]]:
     if _are_numbers(labels):
         return channels, tuple(str(number) for number in range(max(map(int, labels)) + 1))
     return channels, tuple(sorted(labels))
-
-
-def available_splits(config: ShardsConfig) -> tuple[Split, ...]:
-    """The splits that the config names shards for."""
-    patterns: dict[Split, str | None] = {
-        "train": config.train,
-        "val": config.val,
-        "test": config.test,
-    }
-    return tuple(split for split, pattern in patterns.items() if pattern is not None)
 
 
 def read_description(root: Path) -> dict[str, Any]:
@@ -142,9 +127,7 @@ def find_shards(root: Path, pattern: str) -> tuple[Path, ...]:
 
 
 def _open(config: ShardsConfig, split: Split) -> ShardIndex:
-    pattern = {"train": config.train, "val": config.val, "test": config.test}[split]
-    if pattern is None:
-        raise ConfigError(f"data.{split}: no shards are named for this split.")
+    pattern = named_splits(config)[split]
     file = index_file(config.root, pattern, config.label_field, config.index_folder)
     index = open_index(find_shards(config.root, pattern), file, config.label_field)
     if len(index.offset) == 0:

@@ -1,39 +1,38 @@
-"""What every data set is to the rest of the package: labelled images by index, neither decoded
-nor changed.
-"""
+"""The interface of a data set: labelled images by index, as they are stored."""
 
-from typing import Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 StoredImage = bytes | NDArray[np.uint8]
-"""An encoded file (JPEG, PNG, …) as it lies on the disk, or pixels (height, width, channels)."""
+"""An encoded file (JPEG, PNG, …) as it is on disk, or pixels (height, width, channels)."""
 
 
-@runtime_checkable
-class Source(Protocol):
+@dataclass(eq=False, repr=False)
+class Source(ABC):
     """One split of a data set.
 
-    Every source is indexed, tar shards included (they are indexed once and read by seek). So one
-    seeded permutation of the indices is a shuffle, and one integer says where an epoch stands.
+    Every source has an index, even tar shards (indexed once, then read by seek). So shuffling is
+    one seeded permutation, and one integer is the position in an epoch.
     """
 
+    labels: NDArray[np.int64]
+    """Label of every image; known without reading any image."""
     classes: tuple[str, ...]
     channels: int
-    labels: NDArray[np.int64]
-    """Label of every image; known without reading an image."""
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self.labels)
 
+    @abstractmethod
     def name(self, index: int) -> str:
-        """Where the image comes from, as a person would look it up: a path, or
-        `shard.tar:member`.
-        """
-        ...
+        """Return where a user finds the image: a path, or `shard.tar:member`."""
 
+    @abstractmethod
     def read(self, index: int) -> StoredImage:
-        """The image. Raises OSError (path named) if it cannot be read. Safe in any worker
-        process.
+        """Return the image. Raise OSError with the image's name if it cannot be read.
+
+        Safe to call in any worker process.
         """
-        ...

@@ -16,25 +16,20 @@ UNEQUAL = 10
 _SUBSET_STREAM, _SPLIT_STREAM, _GROUP_STREAM = 1, 2, 3
 
 
-class Subset:
+class Subset(Source):
     """A `Source` of some images of another one."""
 
     def __init__(self, source: Source, indices: Indices) -> None:
+        super().__init__(source.labels[indices], source.classes, source.channels)
         self.source = source
         self.indices = indices
-        self.classes = source.classes
-        self.channels = source.channels
-        self.labels = source.labels[indices]
-
-    def __len__(self) -> int:
-        return len(self.indices)
 
     def name(self, index: int) -> str:
-        """As in the whole source."""
+        """Return the name in the whole source."""
         return self.source.name(int(self.indices[index]))
 
     def read(self, index: int) -> StoredImage:
-        """As in the whole source."""
+        """Return the image of the whole source."""
         return self.source.read(int(self.indices[index]))
 
 

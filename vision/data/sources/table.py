@@ -8,16 +8,17 @@ the run that used it, looked at, and used by others (`data.table=outputs/…/spl
 import csv
 import os
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vision.config import ConfigError, suggest
-from vision.data.configs import FolderConfig, Split
+from vision.data.configs import SPLITS, FolderConfig, Split
 from vision.data.sources.folder import (
     FolderSource,
+    check_same_classes,
     list_classes,
     list_images,
     require_folder,
@@ -59,7 +60,7 @@ class Table:
         indices = self.splits[split]
         paths = self.paths.take(indices)
         classes = readable_names(self.classes)
-        return FolderSource(self.root, paths, self.labels[indices], classes, channels)
+        return FolderSource(self.labels[indices], classes, channels, self.root, paths)
 
 
 def read_table(config: FolderConfig, only: Split | None = None) -> Table:
@@ -89,15 +90,7 @@ def read_table(config: FolderConfig, only: Split | None = None) -> Table:
     if not fractions:
         return whole
     fractions = dict(sorted(fractions.items(), reverse=True))  # val first: small classes need it
-    return Table(
-        whole.root,
-        whole.classes,
-        whole.paths,
-        whole.labels,
-        _cut(whole, fractions, config.seed),
-        whole.groups,
-        whole.ignored,
-    )
+    return replace(whole, splits=_cut(whole, fractions, config.seed))
 
 
 def folder_classes(config: FolderConfig) -> tuple[str, ...]:
@@ -159,7 +152,7 @@ def _split_folders(root: Path) -> dict[Split, Path]:
     others = [n for n in list_classes(root) if n.lower() not in SPLIT_NAMES]
     if "train" not in folders and others:
         return {}  # a class may well be called test
-    return dict(sorted(folders.items(), key=lambda item: ["train", "val", "test"].index(item[0])))
+    return {split: folders[split] for split in SPLITS if split in folders}
 
 
 def _read_folders(root: Path, only: Split | None) -> Table:
@@ -168,7 +161,11 @@ def _read_folders(root: Path, only: Split | None) -> Table:
     first = next(iter(folders.values()))
     classes = list_classes(first)
     for folder in folders.values():
-        _check_same_classes(first, classes, folder, list_classes(folder))
+        check_same_classes(
+            f"data.root: the classes in {root} differ",
+            (f"only in {first.name}/:", classes),
+            (f"only in {folder.name}/:", list_classes(folder)),
+        )
     if only in folders:
         folders = {only: folders[only]}
     paths: list[str] = []
@@ -183,21 +180,6 @@ def _read_folders(root: Path, only: Split | None) -> Table:
         labels.append(listing.labels)
         ignored += listing.ignored
     return Table(root, classes, PackedStrings(paths), np.concatenate(labels), splits, None, ignored)
-
-
-def _check_same_classes(
-    root: Path, classes: tuple[str, ...], other_root: Path, other: tuple[str, ...]
-) -> None:
-    if classes == other:
-        return
-    differences = []
-    for here, there, only in (
-        (root, other_root, sorted(set(classes) - set(other))),
-        (other_root, root, sorted(set(other) - set(classes))),
-    ):
-        if only:
-            differences.append(f"{shorten(only)} in {here.name}/ but not in {there.name}/")
-    raise ConfigError(f"data.root: the classes in {root.parent} differ: {'; '.join(differences)}.")
 
 
 def _read_csv(config: FolderConfig) -> Table:
@@ -298,5 +280,4 @@ def _check_splits(table: Path, columns: dict[str, list[str]]) -> dict[Split, NDA
                     f"data.table: the group '{group}' is both in {first[group]} and in {split} of "
                     f"{table}; a group must stay together."
                 )
-    order: tuple[Split, ...] = ("train", "val", "test")
-    return {s: np.flatnonzero(canonical == s) for s in order if (canonical == s).any()}
+    return {s: np.flatnonzero(canonical == s) for s in SPLITS if (canonical == s).any()}

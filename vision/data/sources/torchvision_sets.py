@@ -1,6 +1,4 @@
-"""torchvision's classification data sets behind the `Source` interface. The only file here that
-imports torchvision.
-"""
+"""Data sets of torchvision as sources. The only file of this folder that imports torchvision."""
 
 import inspect
 from dataclasses import dataclass
@@ -16,38 +14,33 @@ from vision.config import ConfigError
 from vision.data.configs import Split, TorchvisionConfig
 from vision.data.sources.arrays import ArraySource
 from vision.data.sources.folder import FolderSource
+from vision.data.sources.known_sets import torchvision_set
 from vision.data.sources.packed import PackedStrings
-from vision.data.sources.source import Source, StoredImage
-from vision.data.sources.torchvision_facts import facts
+from vision.data.sources.source import Source
+
+_PAIRS = ("samples", "_samples", "imgs")
+"""Attributes in which torchvision's classes keep (file, label) of every image."""
 
 
 @dataclass(eq=False, repr=False)
-class TorchvisionSource:
-    """A `Source` of what a torchvision data set returns, for those that keep neither files nor one
-    array.
-    """
+class TorchvisionSource(Source):
+    """A `Source` over a data set of torchvision that keeps neither files nor one array."""
 
     origin: str
     dataset: Any
-    labels: NDArray[np.int64]
-    classes: tuple[str, ...]
-    channels: int
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def name(self, index: int) -> str:
-        """The data set and the place in it."""
+        """Return the data set and the position in it."""
         return f"{self.origin}:{index}"
 
-    def read(self, index: int) -> StoredImage:
-        """The image's pixels."""
+    def read(self, index: int) -> NDArray[np.uint8]:
+        """Return the image's pixels."""
         return _pixels(self.dataset[index][0], self.channels)
 
 
 def read_torchvision(config: TorchvisionConfig, split: Split) -> Source:
-    """One of the splits that the set has by its authors' will (`Facts.arguments`)."""
-    known = facts(config.name)
+    """Read one of the splits that the set is published in (`KnownSet.arguments`)."""
+    known = torchvision_set(config.name)
     dataset = _open(config, split)
     labels = _labels(dataset)
     if len(labels) == 0:
@@ -60,20 +53,19 @@ def read_torchvision(config: TorchvisionConfig, split: Split) -> Source:
         classes = tuple(map(str, values.tolist()))
     paths = _paths(dataset)
     if paths is not None:
-        return FolderSource(Path(), PackedStrings(paths), labels, classes, known.channels)
+        return FolderSource(labels, classes, known.channels, Path(), PackedStrings(paths))
     origin = f"{config.name}:{split}"
     pixels = _array(dataset, known.channels)
     if pixels is not None:
-        return ArraySource(origin, pixels, labels, classes)
-    return TorchvisionSource(origin, dataset, labels, classes, known.channels)
+        return ArraySource(labels, classes, known.channels, origin, pixels)
+    return TorchvisionSource(labels, classes, known.channels, origin, dataset)
 
 
 def _open(config: TorchvisionConfig, split: Split) -> Any:
-    """The data set object, or a ConfigError that says what is missing where."""
-    known = facts(config.name)
+    """Return torchvision's data set, or raise a ConfigError that says what is missing where."""
     constructor = getattr(datasets, config.name)
+    arguments = {**torchvision_set(config.name).arguments[split], **config.options}
     accepted = inspect.signature(constructor).parameters
-    arguments = dict(known.arguments[split]) | dict(config.options)
     downloads = hasattr(constructor, "download") or "download" in accepted
     if downloads:
         arguments["download"] = config.download
@@ -90,7 +82,7 @@ def _open(config: TorchvisionConfig, split: Split) -> Any:
 
 
 def _not_there(config: TorchvisionConfig, error: Exception, downloads: bool) -> ConfigError:
-    """What is missing where. torchvision has no error class of its own to tell from."""
+    """Say what is missing where. torchvision has no error class of its own for this."""
     if isinstance(error, URLError) or (
         config.download and not isinstance(error, FileNotFoundError)
     ):
@@ -102,44 +94,41 @@ def _not_there(config: TorchvisionConfig, error: Exception, downloads: bool) -> 
     reason = str(error).rstrip(".")
     return ConfigError(
         f"data.root: {config.name} could not be read from {config.root}: {reason}. Expected in "
-        f"{config.root}: {facts(config.name).place}. {advice}"
+        f"{config.root}: {torchvision_set(config.name).place}. {advice}"
     )
 
 
 def _labels(dataset: Any) -> NDArray[np.int64]:
-    """The label of every image, if possible without reading the images."""
-    for attribute in ("targets", "_labels", "labels", "y"):
-        values = getattr(dataset, attribute, None)
-        if values is not None and len(values) == len(dataset):
-            return _integers(values)
-    for attribute in ("samples", "_samples", "imgs"):
-        pairs = getattr(dataset, attribute, None)
-        if pairs is not None and len(pairs) == len(dataset):
-            return _integers([label for _, label in pairs])
-    if isinstance(dataset, datasets.INaturalist) and dataset.target_type == ["full"]:
-        return _integers([label for label, _ in dataset.index])
-    return _integers([dataset[index][1] for index in range(len(dataset))])
-
-
-def _integers(values: Any) -> NDArray[np.int64]:
+    """Return the label of every image, if possible without reading the images."""
+    values = _per_image(dataset, "targets", "_labels", "labels", "y")
+    if values is None:
+        pairs = _per_image(dataset, *_PAIRS)
+        if pairs is not None:
+            values = [label for _, label in pairs]
+        elif isinstance(dataset, datasets.INaturalist) and dataset.target_type == ["full"]:
+            values = [label for label, _ in dataset.index]
+        else:
+            values = [dataset[index][1] for index in range(len(dataset))]
     return np.asarray(values).astype(np.int64).reshape(-1)
 
 
 def _paths(dataset: Any) -> list[str] | None:
-    """The files of the images, if the set keeps one for each."""
-    for attribute in ("_image_files", "_images"):
-        files = getattr(dataset, attribute, None)
-        if files is not None and len(files) == len(dataset):
-            return [str(file) for file in files]
-    for attribute in ("samples", "_samples", "imgs"):
-        pairs = getattr(dataset, attribute, None)
-        if pairs and len(pairs) == len(dataset) and isinstance(pairs[0][0], str | Path):
-            return [str(file) for file, _ in pairs]
-    return None
+    """Return the files of the images, if the set keeps one for each."""
+    files = _per_image(dataset, "_image_files", "_images")
+    pairs = _per_image(dataset, *_PAIRS)
+    if files is None and pairs and isinstance(pairs[0][0], str | Path):
+        files = [file for file, _ in pairs]
+    return None if files is None else [str(file) for file in files]
+
+
+def _per_image(dataset: Any, *attributes: str) -> Any:
+    """Return the first of these attributes that has an entry for every image."""
+    values = (getattr(dataset, name, None) for name in attributes)
+    return next((v for v in values if v is not None and len(v) == len(dataset)), None)
 
 
 def _array(dataset: Any, channels: int) -> NDArray[np.uint8] | None:
-    """All pixels, if the set keeps them in one array of the layout that we need."""
+    """Return all pixels, if the set keeps them in one array of the layout needed here."""
     data = getattr(dataset, "data", None)
     if data is None or not hasattr(data, "shape"):
         return None
@@ -153,7 +142,7 @@ def _array(dataset: Any, channels: int) -> NDArray[np.uint8] | None:
 
 
 def _pixels(image: Any, channels: int) -> NDArray[np.uint8]:
-    """A Pillow image as (height, width, channels)."""
+    """Convert a Pillow image to (height, width, channels)."""
     mode = "L" if channels == 1 else "RGB"
     pixels: NDArray[np.uint8] = np.asarray(image if image.mode == mode else image.convert(mode))
     return pixels[..., None] if channels == 1 else pixels

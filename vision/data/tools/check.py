@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 import numpy as np
 from rich.progress import Progress
@@ -15,7 +16,7 @@ from vision.data.images.decode import decode
 from vision.data.sources.build import build_source, list_splits
 from vision.data.sources.source import Source
 from vision.data.sources.subsets import imbalance
-from vision.data.tools.pool import ordered_map
+from vision.data.tools.pool import ordered_map, track
 from vision.terminal import plain
 
 _SHOWN = 20
@@ -120,17 +121,14 @@ def check_sources(
         per_class = dict(zip(source.classes, counts, strict=True))
         warning = imbalance(source.labels, source.classes)
         found = splits[split] = SplitCheck(len(source), per_class, warning=warning)
-        task = progress.add_task(f"check {split}", total=len(source)) if progress else None
-        results = ordered_map(_Inspector(source), range(len(source)), workers)
-        for index, result in enumerate(results):
+        results = ordered_map(partial(_inspect, source), range(len(source)), workers)
+        for index, result in enumerate(track(results, progress, f"check {split}", len(source))):
             if result.digest:
                 places.setdefault(result.digest, []).append((split, index))
             if result.error:
                 found.unreadable.append(result.error)
             else:
                 found.sizes[result.size] += 1
-            if progress is not None and task is not None:
-                progress.advance(task)
     repeated = [group for group in places.values() if len(group) > 1]
     return DataCheck(
         splits,
@@ -149,25 +147,20 @@ class _Finding:
     error: str = ""
 
 
-class _Inspector:
-    """Reads and decodes one image; sent to the worker processes once."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-
-    def __call__(self, index: int) -> _Finding:
-        digest = b""
-        try:
-            content = self.source.read(index)
-            if isinstance(content, bytes):
-                digest = hashlib.blake2b(content, digest_size=16).digest()
-            else:
-                shape = repr(content.shape).encode()
-                digest = hashlib.blake2b(shape + content.tobytes(), digest_size=16).digest()
-            pixels = decode(content, self.source.channels, self.source.name(index))
-        except OSError as error:
-            return _Finding(digest=digest, error=str(error))
-        return _Finding((pixels.shape[0], pixels.shape[1]), digest)
+def _inspect(source: Source, index: int) -> _Finding:
+    """Read and decode one image."""
+    digest = b""
+    try:
+        image = source.read(index)
+        if isinstance(image, bytes):
+            content = image
+        else:
+            content = repr(image.shape).encode() + image.tobytes()
+        digest = hashlib.blake2b(content, digest_size=16).digest()
+        pixels = decode(image, source.channels, source.name(index))
+    except OSError as error:
+        return _Finding(digest=digest, error=str(error))
+    return _Finding((pixels.shape[0], pixels.shape[1]), digest)
 
 
 def _class(sources: Mapping[Split, Source], split: Split, index: int) -> str:

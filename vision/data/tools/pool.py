@@ -1,10 +1,12 @@
-"""A function over many indices in several processes, results in order, memory bounded."""
+"""Map a function over many indices in several processes: in order, with bounded memory."""
 
 import multiprocessing
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any, TypeVar
+
+from rich.progress import Progress
 
 R = TypeVar("R")
 
@@ -13,10 +15,10 @@ _function: Callable[[int], Any] | None = None
 
 
 def ordered_map(function: Callable[[int], R], indices: Sequence[int], workers: int) -> Iterator[R]:
-    """function(index) for each index, in the order of the indices; workers=0 computes them here.
+    """Yield function(index) for each index, in order; workers=0 computes in this process.
 
-    The function goes to each process once. Only a few chunks are ahead of the reader, so millions
-    of results never wait in memory.
+    The function is sent to each process once. Only a few chunks are computed ahead, so memory stays
+    bounded for millions of results.
     """
     if workers == 0:
         yield from map(function, indices)
@@ -34,6 +36,19 @@ def ordered_map(function: Callable[[int], R], indices: Sequence[int], workers: i
                 yield from waiting.popleft().result()
         finally:
             executor.shutdown(wait=False, cancel_futures=True)
+
+
+def track(
+    results: Iterable[R], progress: Progress | None, title: str, total: int, completed: int = 0
+) -> Iterator[R]:
+    """Yield the results, with a progress bar if there is one."""
+    if progress is None:
+        yield from results
+        return
+    task = progress.add_task(title, total=total, completed=completed)
+    for result in results:
+        yield result
+        progress.advance(task)
 
 
 def _start(function: Callable[[int], Any]) -> None:

@@ -9,12 +9,12 @@ until the split is done.
 import hashlib
 import io
 import json
-import os
 import tarfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from rich.progress import Progress
@@ -25,12 +25,13 @@ from vision.data.sources.build import build_source, list_splits
 from vision.data.sources.shard_index import index_file, open_index
 from vision.data.sources.shards import DESCRIPTION, find_shards, read_description
 from vision.data.sources.source import Source
-from vision.data.tools.encode import Encoded, Encoder, Settings
-from vision.data.tools.pool import ordered_map
+from vision.data.tools.encode import Encoded, Settings, encode
+from vision.data.tools.pool import ordered_map, track
+from vision.files import replacing, write_text
 
 _FORMAT = 1
 _MEGABYTE = 1_000_000
-_ORDER_STREAM = 4
+_ORDER_KEY = 4
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,13 @@ class Prepared:
     shards: list[Shard] = field(default_factory=list)
 
     @property
+    def end(self) -> int:
+        """Number of images of the split that are written or skipped."""
+        return self.shards[-1].end if self.shards else 0
+
+    @property
     def count(self) -> int:
-        """Images written."""
+        """Number of images written."""
         return sum(shard.count for shard in self.shards)
 
     @property
@@ -114,55 +120,70 @@ def prepare_split(
         return done
     journal = output / f"{split}.progress"
     done = _resume(output, split, journal, identity)
-    for shard in _write_shards(source, output, settings, done, max_error_share, workers, progress):
-        done.shards.append(shard)
+    # Shuffled once, so that readers that go through a shard in order see all classes.
+    order = np.random.default_rng([_ORDER_KEY]).permutation(len(source))[done.end :].tolist()
+    results = ordered_map(partial(encode, source, settings), order, workers)
+    images = track(results, progress, f"prepare {split}", len(source), done.end)
+    while done.end < len(source):
+        done.shards.append(_write_shard(source, output, settings, done, max_error_share, images))
         _write_journal(journal, identity, done)
     verify(output, done)
     pattern = f"{split}-*.tar"
     open_index(find_shards(output, pattern), index_file(output, pattern, "label", None), "label")
     shards = [asdict(shard) for shard in done.shards]
     noted["splits"][split] = {"count": done.count, **identity, "shards": shards}
-    _write_atomically(output / DESCRIPTION, json.dumps(noted, indent=1, ensure_ascii=False) + "\n")
+    write_text(output / DESCRIPTION, json.dumps(noted, indent=1, ensure_ascii=False) + "\n")
     journal.unlink()
     return done
 
 
-def _write_shards(
+def _write_shard(
     source: Source,
     output: Path,
     settings: Settings,
     done: Prepared,
     max_error_share: float,
-    workers: int,
-    progress: Progress | None,
-) -> Iterator[Shard]:
-    """Writes the shards that are not done yet, one after the other."""
-    start = done.shards[-1].end if done.shards else 0
-    # Shuffled once: readers that go through a shard from front to back see all classes, too.
-    order = np.random.default_rng([_ORDER_STREAM]).permutation(len(source))[start:].tolist()
-    task = None
-    if progress is not None:
-        task = progress.add_task(f"prepare {done.split}", total=len(source), completed=start)
-    writer = _ShardWriter(output, done.split, start, len(done.shards), len(str(len(source) - 1)))
-    for encoded in ordered_map(Encoder(source, settings), order, workers):
-        writer.add(encoded, int(source.labels[encoded.index]))
-        skipped = len(done.skipped) + len(writer.skipped)
-        if skipped > max_error_share * len(source):
-            writer.abandon()
-            allowed = int(max_error_share * len(source))
-            raise OSError(
-                f"{writer.skipped[-1]} ({skipped} of {len(source)} images cannot be read; "
-                f"data.on_error and data.max_error_share allow {allowed}.)"
-            )
-        if progress is not None and task is not None:
-            progress.advance(task)
-        if writer.file.tell() >= settings.shard_size * _MEGABYTE:
-            yield writer.finish()
-            writer = _ShardWriter(output, done.split, writer.end, len(done.shards), writer.digits)
-    if writer.count or writer.skipped:
-        yield writer.finish()
-    else:
-        writer.abandon()
+    images: Iterator[Encoded],
+) -> Shard:
+    """Write the next shard; the file appears under its name when it is complete."""
+    path = output / f"{done.split}-{len(done.shards):06d}.tar"
+    digits = len(str(len(source) - 1))
+    allowed = int(max_error_share * len(source))
+    count = 0
+    skipped: list[str] = []
+    with replacing(path) as raw:
+        file = io.BufferedWriter(raw)
+        with tarfile.TarFile(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            for image in images:
+                if image.error:
+                    skipped.append(image.error)
+                    total = len(done.skipped) + len(skipped)
+                    if total > allowed:
+                        raise OSError(
+                            f"{image.error} ({total} of {len(source)} images cannot be read; "
+                            f"data.on_error and data.max_error_share allow {allowed}.)"
+                        )
+                else:
+                    count += 1
+                    key = f"{image.index:0{digits}d}"
+                    _add(tar, f"{key}{image.suffix}", image.content)
+                    _add(tar, f"{key}.cls", str(source.labels[image.index]).encode())
+                if file.tell() >= settings.shard_size * _MEGABYTE:
+                    break
+        file.detach()  # writes the rest; `replacing` closes the file
+    end = done.end + count + len(skipped)
+    return Shard(path.name, count, path.stat().st_size, _checksum(path), end, skipped)
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)  # owner, time and mode are constants
+    member.size = len(content)
+    tar.addfile(member, io.BytesIO(content))
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def verify(output: Path, prepared: Prepared) -> None:
@@ -171,8 +192,7 @@ def verify(output: Path, prepared: Prepared) -> None:
         path = output / shard.name
         if not path.is_file():
             raise OSError(f"{path} is missing. Remove {output} and prepare again.")
-        with path.open("rb") as file:
-            checksum = hashlib.file_digest(file, "sha256").hexdigest()
+        checksum = _checksum(path)
         with tarfile.open(path, "r:") as tar:
             count = sum(member.name.endswith(".cls") for member in tar)
         if (checksum, count) != (shard.sha256, shard.count):
@@ -181,50 +201,6 @@ def verify(output: Path, prepared: Prepared) -> None:
                 f"{shard.count} with {shard.sha256[:12]}… were written. Remove {output} and "
                 "prepare again."
             )
-
-
-class _ShardWriter:
-    """A shard under way: a file with another name until it is complete."""
-
-    def __init__(self, output: Path, split: Split, start: int, number: int, digits: int) -> None:
-        self.path = output / f"{split}-{number:06d}.tar"
-        self.part = self.path.with_suffix(".tar.part")
-        self.file: IO[bytes] = self.part.open("wb")
-        self.tar = tarfile.TarFile(fileobj=self.file, mode="w", format=tarfile.PAX_FORMAT)
-        self.end = start
-        self.digits = digits
-        self.count = 0
-        self.skipped: list[str] = []
-
-    def add(self, result: Encoded, label: int) -> None:
-        self.end += 1
-        if result.error:
-            self.skipped.append(result.error)
-            return
-        self.count += 1
-        key = f"{result.index:0{self.digits}d}"
-        for name, content in (
-            (f"{key}.{result.suffix}", result.content),
-            (f"{key}.cls", str(label).encode()),
-        ):
-            member = tarfile.TarInfo(name)  # owner, time and mode are constants
-            member.size = len(content)
-            self.tar.addfile(member, io.BytesIO(content))
-
-    def finish(self) -> Shard:
-        self.tar.close()
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.file.close()
-        with self.part.open("rb") as file:
-            checksum = hashlib.file_digest(file, "sha256").hexdigest()
-        size = self.part.stat().st_size
-        self.part.replace(self.path)
-        return Shard(self.path.name, self.count, size, checksum, self.end, self.skipped)
-
-    def abandon(self) -> None:
-        self.file.close()
-        self.part.unlink()
 
 
 def _fingerprint(source: Source) -> str:
@@ -268,8 +244,6 @@ def _check_identity(output: Path, before: dict[str, Any], now: dict[str, Any]) -
 
 def _resume(output: Path, split: Split, journal: Path, identity: dict[str, Any]) -> Prepared:
     """What was complete when an earlier preparation ended early; nothing at the first one."""
-    for part in output.glob(f"{split}-*.tar.part"):
-        part.unlink()
     done = Prepared(split)
     if not journal.is_file():
         found = sorted(output.glob(f"{split}-*.tar"))
@@ -293,13 +267,4 @@ def _resume(output: Path, split: Split, journal: Path, identity: dict[str, Any])
 def _write_journal(journal: Path, identity: dict[str, Any], done: Prepared) -> None:
     """In one step: a half-written line would not be readable."""
     lines = [json.dumps(identity), *(json.dumps(asdict(shard)) for shard in done.shards)]
-    _write_atomically(journal, "\n".join(lines) + "\n")
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    scratch = path.with_name(path.name + ".part")
-    with scratch.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
+    write_text(journal, "\n".join(lines) + "\n")

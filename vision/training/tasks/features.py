@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from vision.config import ConfigError
 from vision.data.batches import evaluation_batches
 from vision.data.loader import Batch, Failure, Loader
-from vision.data.order import Request
+from vision.data.order import BatchRequest
 from vision.data.preprocess import Preprocess, normalizer
 from vision.data.sources.source import Source
 from vision.evaluation.evaluate import evaluation_mode
@@ -73,7 +73,7 @@ class FeatureLoader(Loader):
             for i in unreadable
         }
 
-    def batches(self, requests: Iterable[Request]) -> Iterator[Batch]:
+    def batches(self, requests: Iterable[BatchRequest]) -> Iterator[Batch]:
         """One batch for each request, in order."""
         for request in requests:
             ids = request.indices.copy()
