@@ -25,7 +25,7 @@ Place = str | Path | Mapping[str, Tensor]
 """A run's folder, a file or folder of any known format, timm:NAME, hf:OWNER/NAME, or tensors."""
 
 
-BESIDE = {"config", "preprocessor", "arch"}
+BESIDE = {"config", "preprocessor", "open_clip", "arch"}
 """What other projects write beside weights, or with them, about the model and its images."""
 
 
