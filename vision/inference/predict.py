@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from glob import glob, has_magic
+from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO
@@ -177,11 +178,15 @@ def _kind_of(output: Path | None) -> Literal["csv", "jsonl"]:
 
 
 def _opened(output: Path | None) -> AbstractContextManager[TextIO]:
+    # A name may hold half of a character (a lone surrogate): it is written as JSON escapes it.
+    errors = "backslashreplace"
     if output is None:
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(errors=errors)
         return nullcontext(sys.stdout)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        return output.open("w", encoding="utf-8", newline="")
+        return output.open("w", encoding="utf-8", errors=errors, newline="")
     except OSError as error:
         raise ConfigError(f"output: {output} cannot be written: {error.strerror}") from error
 
