@@ -295,8 +295,17 @@ ROUNDS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(("name", "there"), ROUNDS)
+@pytest.mark.parametrize(
+    ("name", "there", "dtype"),
+    [
+        *((name, there, torch.float32) for name, there in ROUNDS),
+        ("vit_base", "timm", torch.float16),
+        *(
+            pytest.param(name, there, torch.float16, marks=pytest.mark.slow)
+            for name, there in ROUNDS[1:]
+        ),
+    ],
+)
 def test_round_trip_through_another_layout_keeps_every_bit(
     name: str, there: Any, dtype: torch.dtype, tmp_path: Path
 ) -> None:

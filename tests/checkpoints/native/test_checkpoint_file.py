@@ -183,7 +183,7 @@ PLAIN = st.recursive(
 
 
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.dictionaries(st.text().filter(lambda key: key not in BESIDE), PLAIN))
 def test_any_plain_record_comes_back_as_it_was(tmp_path: Path, record: dict[str, Any]) -> None:
