@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from vision.checkpoints.layouts import official, torchvision
+from vision.checkpoints.layouts import official, rules, torchvision
 from vision.checkpoints.layouts.exporting import (
     ANY,
     PLAIN_VIT,
@@ -55,7 +55,7 @@ def _torchvision_vit(export: Export) -> dict[str, Tensor]:
     check_settings(config, VIT, "torchvision", "its ViT")
     tensors = without_positions(export.tensors)
     tensors["positions.table"] = position_rows(export, 1)
-    return torchvision.vit_from_ours(tensors)
+    return rules.from_ours(torchvision.VIT, tensors)
 
 
 def official_tensors(export: Export) -> dict[str, Tensor]:
@@ -74,4 +74,4 @@ def official_tensors(export: Export) -> dict[str, Tensor]:
         name: buffer if buffer.ndim > 1 else buffer.view(round(len(buffer) ** 0.5), -1)
         for name, buffer in window_buffers(model).items()
     }
-    return official.from_ours(export.tensors, buffers | shift_masks(model))
+    return rules.from_ours(official.SWIN, export.tensors) | buffers | shift_masks(model)
