@@ -22,9 +22,9 @@ from vision.checkpoints.native import record as record_module
 from vision.checkpoints.native.checkpoint import (
     DTYPE_NAMES,
     read_checkpoint,
-    read_record,
     write_checkpoint,
 )
+from vision.checkpoints.native.header import read_record
 from vision.cli.composition import compose
 
 BESIDE = {"format": record_module.FORMAT, "version": __version__}

@@ -9,6 +9,27 @@ _LENGTH_LIMIT = 2**40
 """Items along an axis."""
 
 
+SAFETENSORS = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "U16": "uint16",
+    "I16": "int16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "U32": "uint32",
+    "I32": "int32",
+    "F32": "float32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F64": "float64",
+    "C64": "complex64",
+}
+"""Types of numbers: names of safetensors and of torch."""
+
+
 @dataclass(frozen=True, slots=True)
 class Name:
     """A class or function that a pickle names. It is never looked up."""

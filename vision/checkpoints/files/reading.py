@@ -21,10 +21,11 @@ from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.files.archive import read_members
 from vision.checkpoints.files.described import MalformedError
 from vision.checkpoints.files.npz import read_npz
+from vision.checkpoints.files.plain import Flat
 from vision.checkpoints.files.refusals import archive_refusal, folder_refusal, refusal
 from vision.checkpoints.files.remote import HUB_FILES
 from vision.checkpoints.files.safetensors_file import read_safetensors
-from vision.checkpoints.files.torch_file import TorchFile, read_torch_legacy, read_torch_zip
+from vision.checkpoints.files.torch_file import read_torch_legacy, read_torch_zip
 from vision.checkpoints.native.checkpoint import read_checkpoint
 from vision.checkpoints.native.checkpoint_folder import latest
 from vision.checkpoints.native.header import MARK, open_checkpoint, unreadable
@@ -181,8 +182,7 @@ def _read_archive(path: Path, file: BufferedReader, size: int) -> Raw:
     return replace(raw, warnings=(*raw.warnings, note))
 
 
-def _raw(path: Path, container: Container, content: TorchFile, integrity: Integrity) -> Raw:
-    flat = content.flat
+def _raw(path: Path, container: Container, flat: Flat, integrity: Integrity) -> Raw:
     warnings: tuple[str, ...] = ()
     if flat.model is not None:
         warnings = (
@@ -193,7 +193,7 @@ def _raw(path: Path, container: Container, content: TorchFile, integrity: Integr
         container,
         flat.tensors,
         flat.extra,
-        content.inert,
+        flat.inert,
         warnings,
         flat.parts,
         integrity=integrity,

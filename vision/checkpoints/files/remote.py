@@ -59,13 +59,13 @@ def resolve(source: str, setting: str = "init") -> Path:
 
 
 def pretrained_config(source: str) -> dict[str, Any]:
-    """What timm says of the weights that a `timm:` source names (mean, std, crop, classes …), which
-    not every file of timm brings along; nothing for other sources.
+    """What timm says of the weights that a `timm:` source names (mean, std, crop, classes …), as a
+    config.json, which not every file of timm brings along; nothing for other sources.
     """
     if not source.startswith("timm:"):
         return {}
     values = dataclasses.asdict(_timm_config(source.removeprefix("timm:"), "init"))
-    return {key: value for key, value in values.items() if value is not None}
+    return {"config": {key: value for key, value in values.items() if value is not None}}
 
 
 def _timm_config(name: str, setting: str) -> Any:

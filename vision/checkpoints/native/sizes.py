@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vision.checkpoints.errors import CheckpointError
+from vision.checkpoints.errors import OLDER, CheckpointError
 from vision.checkpoints.native.run_record import LoraRecord, RunRecord
 from vision.config import pair
 from vision.models.attention import width_of_head
@@ -40,11 +40,8 @@ def check_sizes(record: RunRecord, shapes: Shapes, path: Path) -> None:
         _check_timm(record, record.model, shapes, path)
     for field, recorded, found in _compared(record, shapes):
         if recorded != found:
-            raise CheckpointError(
-                f"{path} contradicts itself: its record says {field} = {_shown(recorded)}, its "
-                f"tensors say {_shown(found)}. Use an older checkpoint of the run, or a copy of "
-                f"this one."
-            )
+            said = f"{field} = {_shown(recorded)}, its tensors say {_shown(found)}"
+            raise CheckpointError(f"{path} contradicts itself: its record says {said}. {OLDER}")
     _check_derived(record, _derived(record), path)
     if isinstance(record.tune, LoraRecord):
         _check_additions(record.tune, shapes, path)
@@ -55,7 +52,7 @@ def _check_derived(record: RunRecord, numbers: int, path: Path) -> None:
         raise CheckpointError(
             f"{path} has an invalid record: images of {_shown(record.preprocess.image_size)} "
             f"pixels would need tables of {numbers} numbers; at most {_LARGEST} are possible. "
-            f"Use an older checkpoint of the run, or a copy of this one."
+            f"{OLDER}"
         )
 
 
@@ -72,16 +69,14 @@ def _check_timm(record: RunRecord, config: TimmConfig, shapes: Shapes, path: Pat
     except (ValueError, TypeError, ArithmeticError, RuntimeError, AssertionError) as error:
         raise CheckpointError(
             f"{path} has an invalid record: timm cannot build '{_shown(config.name)}' for images "
-            f"of {_shown(size)} pixels ({_shown(error)}). Use an older checkpoint of the run, or "
-            f"a copy of this one."
+            f"of {_shown(size)} pixels ({_shown(error)}). {OLDER}"
         ) from error
     wanted = sum(parameter.numel() for parameter in model.parameters())
     found = sum(math.prod(shape) for shape in shapes.values())
     if wanted > 2 * found:
         raise CheckpointError(
             f"{path} contradicts itself: {_shown(config.name)} of timm has {wanted} parameters, "
-            f"its tensors have {found} numbers. Use an older checkpoint of the run, or a copy of "
-            f"this one."
+            f"its tensors have {found} numbers. {OLDER}"
         )
     _check_derived(record, sum(buffer.numel() for buffer in model.buffers()), path)
 
@@ -182,8 +177,7 @@ def _check_additions(tune: LoraRecord, shapes: Shapes, path: Path) -> None:
                 continue
         raise CheckpointError(
             f"{path} has additions to '{name[:100]}' that do not fit its weight and "
-            f"tune.targets = {list(tune.targets)}. Use an older checkpoint of the run, or a copy "
-            f"of this one."
+            f"tune.targets = {list(tune.targets)}. {OLDER}"
         )
 
 
