@@ -74,8 +74,9 @@ def read_weights(
         check_sizes(record, {name: t.shape for name, t in tensors.items()}, raw.path)
         if isinstance(record.tune, LoraRecord):
             tensors = merge_tensors(tensors, record.tune.alpha, record.tune.targets)
-    # Where a file has nothing to say, timm knows its own weights.
-    beside = {**pretrained_config(str(place)), **raw.extra}
+    beside = raw.extra
+    if str(place).startswith("timm:"):  # timm describes its own weights, where the file does not
+        beside = pretrained_config(str(place)) | beside
     inert = f"{', '.join(raw.inert)}: kept as plain data, nothing was executed."
     layout: Layout | None = None
     try:

@@ -13,11 +13,15 @@ from torch import Tensor, UntypedStorage
 
 from vision.checkpoints.files.described import SAFETENSORS, MalformedError, check_shape, shown
 
+TORCH_NAMES = [name for name, _ in SAFETENSORS.values()]
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
-    for name in (*SAFETENSORS.values(), "complex128", "float8_e4m3fnuz", "float8_e5m2fnuz")
+    for name in (*TORCH_NAMES, "complex128", "float8_e4m3fnuz", "float8_e5m2fnuz")
 }
 """By torch's name."""
+STORED_DTYPES = {name: DTYPES[torch_name] for name, (torch_name, _) in SAFETENSORS.items()}
+DTYPE_NAMES = {dtype: name for name, dtype in STORED_DTYPES.items()}
+"""By the name in safetensors, and back."""
 _EXPANDED_LIMIT = 2**20
 """Bytes of a tensor that repeats its storage (expand). A few bytes must not become gigabytes."""
 

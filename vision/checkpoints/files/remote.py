@@ -60,10 +60,8 @@ def resolve(source: str, setting: str = "init") -> Path:
 
 def pretrained_config(source: str) -> dict[str, Any]:
     """What timm says of the weights that a `timm:` source names (mean, std, crop, classes …), as a
-    config.json, which not every file of timm brings along; nothing for other sources.
+    config.json, which not every file of timm brings along.
     """
-    if not source.startswith("timm:"):
-        return {}
     values = dataclasses.asdict(_timm_config(source.removeprefix("timm:"), "init"))
     return {"config": {key: value for key, value in values.items() if value is not None}}
 

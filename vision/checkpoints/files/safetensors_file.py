@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vision.checkpoints.files.described import SAFETENSORS, MalformedError, check_shape
-from vision.checkpoints.files.mapped import DTYPES, map_file, part_of, whole_tensor
+from vision.checkpoints.files.described import MalformedError, check_shape
+from vision.checkpoints.files.mapped import STORED_DTYPES, map_file, part_of, whole_tensor
 
 _HEADER_LIMIT = 16 * 2**20
 """Bytes, enough for a hundred thousand tensors. As JSON in memory it takes a multiple."""
@@ -73,7 +73,7 @@ def _place(name: str, described: Any) -> _Place:
             raise MalformedError(
                 f"its header describes '{name[:100]}' without type, shape or place"
             )
-    if kind not in SAFETENSORS:
+    if kind not in STORED_DTYPES:
         raise MalformedError(
             f"the tensor '{name[:100]}' has the type {kind[:20]}, which is not read"
         )
@@ -81,7 +81,7 @@ def _place(name: str, described: Any) -> _Place:
         check_shape(shape)
     except MalformedError as error:
         raise MalformedError(f"the tensor '{name[:100]}' cannot be: {error}") from error
-    dtype = DTYPES[SAFETENSORS[kind]]
+    dtype = STORED_DTYPES[kind]
     if not 0 <= start <= stop or stop - start != math.prod(shape) * dtype.itemsize:
         raise MalformedError(
             f"the tensor '{name[:100]}' of type {kind} and shape {shape} has the bytes from "

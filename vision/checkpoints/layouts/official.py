@@ -3,12 +3,7 @@
 The merging between two stages belongs to the end of the first one, not to the start of the second.
 """
 
-from collections.abc import Mapping
-
-from torch import Tensor
-
-from vision.checkpoints.layouts import rules
-from vision.checkpoints.layouts.rules import BUFFERS, IMAGENET, Converted, Rule, same, within
+from vision.checkpoints.layouts.rules import BUFFERS, IMAGENET, Rule, Table, same, within
 from vision.checkpoints.layouts.timm.timm_names import STAGE_BLOCK, SWIN_BLOCK
 
 SWIN = (
@@ -17,10 +12,4 @@ SWIN = (
     *within(STAGE_BLOCK, STAGE_BLOCK, SWIN_BLOCK),
     *within("layers.{s}.downsample", "layers.{s-1}.downsample", ("norm.*", "reduction.*")),
 )
-
-
-def to_ours(tensors: Mapping[str, Tensor]) -> Converted:
-    """A Swin of either version."""
-    result = rules.to_ours(SWIN, BUFFERS, tensors)
-    result.preprocess |= IMAGENET | {"interpolation": "bicubic", "crop_ratio": 0.875}
-    return result
+to_ours = Table(SWIN, BUFFERS, IMAGENET | {"interpolation": "bicubic", "crop_ratio": 0.875})

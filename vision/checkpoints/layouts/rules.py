@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -169,6 +170,21 @@ def from_ours(rules: Sequence[Rule], tensors: Mapping[str, Tensor]) -> dict[str,
         else:
             raise CheckpointError(f"The layout has no name for '{name}'.")
     return result
+
+
+class Table(NamedTuple):
+    """A layout whose tensors need no more than other names."""
+
+    rules: tuple[Rule, ...]
+    ignored: tuple[Ignored, ...] = ()
+    preprocess: Mapping[str, object] = MappingProxyType({})
+    """How the images of published models were prepared."""
+
+    def __call__(self, tensors: Mapping[str, Tensor]) -> Converted:
+        """Tensors of the layout under our names."""
+        result = to_ours(self.rules, self.ignored, tensors)
+        result.preprocess |= self.preprocess
+        return result
 
 
 _BIASED = re.compile(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vision.checkpoints.layouts import rules
-from vision.checkpoints.layouts.rules import BUFFERS, IMAGENET, Converted, Rule, same, within
+from vision.checkpoints.layouts.rules import BUFFERS, IMAGENET, Converted, Rule, Table, same, within
 from vision.checkpoints.layouts.timm.timm_names import STAGE_BLOCK, SWIN_BLOCK
 
 _LAYER = "encoder.layers.encoder_layer_{i}"
@@ -45,13 +45,7 @@ SWIN = (
     # Buffers, which are written but not read.
     *within(STAGE_BLOCK, STAGE, ("attn.relative_position_index", "attn.relative_coords_table")),
 )
-
-
-def vit_to_ours(tensors: Mapping[str, Tensor]) -> Converted:
-    """A ViT, also of torchvision's first versions."""
-    result = rules.to_ours((*VIT, *VIT_OLD), (), tensors)
-    result.preprocess |= IMAGENET
-    return result
+vit_to_ours = Table((*VIT, *VIT_OLD), preprocess=IMAGENET)
 
 
 def swin_to_ours(tensors: Mapping[str, Tensor]) -> Converted:

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from vision.checkpoints.errors import CheckpointError, NewerFormatError
-from vision.checkpoints.files.described import SAFETENSORS
-from vision.checkpoints.files.mapped import DTYPES
+from vision.checkpoints.files.mapped import DTYPE_NAMES, STORED_DTYPES
 from vision.checkpoints.native.checkpoint_folder import latest
 from vision.checkpoints.native.header import (
     Header,
@@ -33,9 +32,6 @@ from vision.checkpoints.native.header import (
 )
 from vision.checkpoints.native.record import Record, stamp
 from vision.files import replacing, write_all
-
-DTYPE_NAMES = {DTYPES[name]: own for own, name in SAFETENSORS.items()}
-"""Names of safetensors."""
 
 
 class Checkpoint(NamedTuple):
@@ -189,7 +185,7 @@ def _read_tensor(file: BufferedReader, path: Path, header: Header, name: str) ->
         raise cut_short(path, f"{found} of {data.numel()} bytes of '{name}'")
     if zlib.crc32(_memory(data)) != header.checksums[name]:
         raise damaged(path, f"'{name}'")
-    tensor = data.view(DTYPES[SAFETENSORS[entry.dtype]]).reshape(entry.shape)
+    tensor = data.view(STORED_DTYPES[entry.dtype]).reshape(entry.shape)
     if name not in header.orders:
         return tensor
     order = header.orders[name]

@@ -22,7 +22,6 @@ from a header of the future. This module knows nothing of torch, so that listing
 import json
 import math
 import os
-import re
 import zlib
 from collections.abc import Mapping, Sequence
 from io import BufferedReader
@@ -36,11 +35,6 @@ from vision.checkpoints.native.record import Record, check_record, upgrade
 MARK = b'{"__metadata__":{"vision_checkpoint":"'
 HEADER_LIMIT = 100_000_000
 """Bytes; the same limit as in the safetensors library."""
-ITEM_BYTES = {
-    name: 1 if name == "BOOL" else int(re.sub(r"^[A-Z]+|_.*", "", name)) // 8
-    for name in SAFETENSORS
-}
-"""By the number of bits in each name."""
 
 
 class Entry(NamedTuple):
@@ -87,9 +81,9 @@ def place(sizes: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Entry]:
     """
     stop = 0
     entries = {}
-    for name in sorted(sizes, key=lambda name: -ITEM_BYTES[sizes[name][0]]):
+    for name in sorted(sizes, key=lambda name: -SAFETENSORS[sizes[name][0]][1]):
         dtype, shape = sizes[name]
-        start, stop = stop, stop + math.prod(shape) * ITEM_BYTES[dtype]
+        start, stop = stop, stop + math.prod(shape) * SAFETENSORS[dtype][1]
         entries[name] = Entry(dtype, shape, start, stop)
     return {name: entries[name] for name in sizes}
 

@@ -5,14 +5,23 @@ in tables of its own. Much else that is published for ViT has timm's names too; 
 dino.py, dinov3.py and mae.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from einops import rearrange
 from torch import Tensor
 
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.layouts import rules
-from vision.checkpoints.layouts.rules import BUFFERS, Asked, Change, Converted, Rule, same, within
+from vision.checkpoints.layouts.rules import (
+    BUFFERS,
+    Asked,
+    Change,
+    Converted,
+    Rule,
+    Table,
+    same,
+    within,
+)
 from vision.checkpoints.layouts.timm.timm_families import usual_settings
 
 BLOCK = (
@@ -133,19 +142,4 @@ def _unflatten_patches(result: Converted) -> None:
     result.changed[name] = "laid out anew"
 
 
-def swin_to_ours(tensors: Mapping[str, Tensor]) -> Converted:
-    """A Swin of either version as timm stores it since 0.9."""
-    return rules.to_ours(SWIN, BUFFERS, tensors)
-
-
-def vit_from_ours(
-    tensors: Mapping[str, Tensor], own: Sequence[Rule], norm_after_pool: bool
-) -> dict[str, Tensor]:
-    """Our ViT with timm's names; `own` are those that only some of its classes have."""
-    after = (NORM_AFTER_POOL,) if norm_after_pool else ()
-    return rules.from_ours((*after, *own, *VIT), tensors)
-
-
-def swin_from_ours(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our Swin of either version with timm's names."""
-    return rules.from_ours(SWIN, tensors)
+swin_to_ours = Table(SWIN, BUFFERS)
