@@ -15,9 +15,11 @@ from torchvision.models import vision_transformer as torchvision_vit
 
 from vision.checkpoints.convert import convert
 from vision.checkpoints.files.reading import read_raw
-from vision.checkpoints.native.checkpoint import read_record, write_checkpoint
+from vision.checkpoints.native.checkpoint import write_checkpoint
+from vision.checkpoints.native.header import read_record
 from vision.checkpoints.open import open_model
 from vision.config import ConfigError
+from vision.models.configs import ViTConfig
 
 SIZE = (32, 32)
 ODD = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "interpolation": "bilinear"}
@@ -294,8 +296,17 @@ ROUNDS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(("name", "there"), ROUNDS)
+@pytest.mark.parametrize(
+    ("name", "there", "dtype"),
+    [
+        *((name, there, torch.float32) for name, there in ROUNDS),
+        ("vit_base", "timm", torch.float16),
+        *(
+            pytest.param(name, there, torch.float16, marks=pytest.mark.slow)
+            for name, there in ROUNDS[1:]
+        ),
+    ],
+)
 def test_round_trip_through_another_layout_keeps_every_bit(
     name: str, there: Any, dtype: torch.dtype, tmp_path: Path
 ) -> None:
@@ -326,8 +337,6 @@ def test_round_trip_through_another_layout_keeps_every_bit(
         ("vit_base", {"representation": 8}, "timm", "representation"),
         ("vit_base", {"head_width": 8}, "timm", "head_width"),
         ("vit_base", {"pool": "class_token_and_mean"}, "timm", "mean of the patches at once"),
-        ("vit_base", {"pool": "mean"}, "torchvision", "class token"),
-        ("vit_base", {"registers": 2}, "torchvision", "registers"),
         ("vit_base", {"qk_norm": True}, "huggingface", "qk_norm=True"),
         ("vit_base", {"pool": "mean"}, "huggingface", "pool=class_token"),
         ("vit_base", {}, "official", "Swin code"),
@@ -350,6 +359,53 @@ def test_model_that_a_library_cannot_express_is_refused_with_the_reason(
     with pytest.raises(ConfigError, match=reason):
         convert(tmp_path / "own.safetensors", there, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+BEYOND_TORCHVISION: dict[str, dict[str, Any]] = {
+    "stem": {"stem": "patch_no_bias"},
+    "head_width": {"head_width": 8},
+    "class_token": {"class_token": False, "pool": "mean"},
+    "registers": {"registers": 2},
+    "distillation_token": {"distillation_token": True},
+    "positions": {"positions": "rotary"},
+    "relative_bias": {"relative_bias": "block"},
+    "embedding_norm": {"embedding_norm": True},
+    "block_norm": {"block_norm": "after"},
+    "qkv_bias": {"qkv_bias": "none"},
+    "qk_norm": {"qk_norm": True},
+    "attention_norm": {"attention_norm": True},
+    "layer_scale": {"layer_scale": 0.5},
+    "mlp": {"mlp": "gated"},
+    "activation": {"activation": "quick_gelu"},
+    "mlp_norm": {"mlp_norm": True},
+    "norm_eps": {"norm_eps": 1e-5},
+    "pool": {"pool": "mean"},
+    "pool_norm": {"pool_norm": "none"},
+    "projection": {"projection": 8},
+}
+"""Settings of a ViT with values that torchvision's does not have."""
+WITHIN_TORCHVISION = {
+    *("patch_size", "width", "depth", "heads", "mlp_ratio", "representation"),  # its arguments
+    *("class_token_position", "rotary", "rotary_grid", "rotary_jitter"),  # of other positions
+    *("pool_heads", "pool_mlp_ratio"),  # of another pooling
+    *("kind", "pretrained", "initialization", "checkpoint_activations"),  # not of the function
+    *("dropout", "attention_dropout", "drop_path", "drop_path_schedule"),
+}
+
+
+@pytest.mark.parametrize("field", BEYOND_TORCHVISION)
+def test_vit_that_torchvision_cannot_express_is_refused_with_field_and_value(
+    field: str, tmp_path: Path
+) -> None:
+    own_run(tmp_path / "own.safetensors", "vit_base", **BEYOND_TORCHVISION[field])
+    value = BEYOND_TORCHVISION[field][field]
+    with pytest.raises(ConfigError, match=f"{field}={value}"):
+        convert(tmp_path / "own.safetensors", "torchvision", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_setting_of_a_vit_is_checked_for_torchvision() -> None:
+    assert {*BEYOND_TORCHVISION, *WITHIN_TORCHVISION} == set(ViTConfig.model_fields)
 
 
 def test_converting_onto_something_that_exists_is_refused(tmp_path: Path) -> None:

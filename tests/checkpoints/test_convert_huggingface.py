@@ -11,7 +11,8 @@ from test_convert import NAMES, SIZE, logits, own_run
 
 from vision.checkpoints.convert import convert
 from vision.checkpoints.files.reading import read_raw
-from vision.checkpoints.native.checkpoint import read_record, write_checkpoint
+from vision.checkpoints.native.checkpoint import write_checkpoint
+from vision.checkpoints.native.header import read_record
 from vision.checkpoints.open import open_model
 from vision.config import ConfigError
 

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import timm
+import torch
 from omegaconf import OmegaConf
 
 from vision.checkpoints.published import TOP1
@@ -68,13 +69,14 @@ def test_weights_of_init_pretrained_are_marked_with_their_model(
     assert marks == expected and len(marks) >= 12
 
 
-@pytest.mark.parametrize("pattern", ["vit_tiny*", "vit_tiny", "timm:vit_tiny_*.augreg_in21k*"])
+@pytest.mark.parametrize("pattern", ["vit_tiny", "timm:vit_tiny_*.augreg_in21k*"])
 def test_parameters_are_those_of_the_model_that_timm_builds(
     pattern: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = listed(capsys, pattern)
     for name in ("vit_tiny_patch16_224.augreg_in21k", "vit_tiny_patch16_384.augreg_in21k_ft_in1k"):
-        built = timm.create_model(name)  # heads for 21,843 and for 1,000 classes
+        with torch.device("meta"):
+            built = timm.create_model(name)  # heads for 21,843 and for 1,000 classes
         count = sum(parameter.numel() for parameter in built.parameters())
         shown = float(rows[name]["params"].removesuffix(" M"))
         assert shown == pytest.approx(count / 1e6, abs=0.051)

@@ -12,11 +12,9 @@ from model_settings import small_model
 from run_records import stored
 from torch import Tensor
 
-from vision.checkpoints.native.checkpoint import read_checkpoint
 from vision.checkpoints.native.header import Entry, encode_header
 from vision.checkpoints.native.record import stamp
-from vision.checkpoints.native.run_record import run_record
-from vision.checkpoints.native.sizes import check_sizes
+from vision.checkpoints.open import open_model
 from vision.models.build import build_model
 from vision.models.configs import TimmConfig
 
@@ -36,9 +34,29 @@ EXTREME_VALUES: list[Any] = [
         "9" * 5000,
     ),
     *([], {}, [None], [1], [[1, 2], 3], [0] * 5000, ["x"] * 5000, [10**9] * 4, {"kind": "vit"}),
-    *({"kind": "timm", "name": "resnet10t"}, {"a": {"b": []}}, {str(n): n for n in range(3000)}),
+    *(
+        {"kind": "timm", "name": "resnet10t"},
+        {"kind": "timm", "name": "vit_giant_patch14_224"},
+        {"a": {"b": []}},
+        {str(n): n for n in range(3000)},
+    ),
 ]
 """What a field of a record may hold instead."""
+
+
+EVERY_PART: dict[str, Any] = {
+    "positions": "learned_rotary",
+    "rotary": "mixed",
+    "pool": "attention",
+    "pool_mlp_ratio": 2.0,
+    "representation": 24,
+    "projection": 16,
+    "mlp": "gated",
+    "mlp_norm": True,
+    "qk_norm": True,
+    "layer_scale": 0.1,
+}
+"""Settings of a ViT with tensors whose sizes only the record decides."""
 
 
 def nested(depth: int) -> Any:
@@ -88,6 +106,7 @@ def runs() -> list[Run]:
     found = []
     for name, changes in (
         *(("vit_base", {}), ("vit_base", {"positions": "sincos2d", "registers": 2})),
+        ("vit_base", EVERY_PART),
         *(("swin_tiny", {}), ("swinv2_tiny", {})),
     ):
         model = small_model(name, (32, 32), **changes)
@@ -99,9 +118,12 @@ def runs() -> list[Run]:
     tensors["blocks.0.attn.qkv.lora_b"] = torch.randn(2, 48, 4)
     found.append((record, tensors))
     record = copy.deepcopy(found[0][0])
-    baseline = {"kind": "timm", "name": "resnet10t", "drop_path": None}
-    record["model"] = record["config"]["model"] = baseline | {"checkpoint_activations": False}
-    found.append((record, {"model.fc.weight": torch.randn(7, 8)}))
+    baseline = TimmConfig(
+        kind="timm", name="test_vit", drop_path=None, checkpoint_activations=False
+    )
+    model = build_model(baseline, (32, 32), classes=len(record["classes"]))
+    record["model"] = record["config"]["model"] = baseline.model_dump(mode="json")
+    found.append((record, dict(model.state_dict())))
     return found
 
 
@@ -144,19 +166,5 @@ def own_file(run: Run, source: random.Random) -> bytes:
 
 
 def open_own(path: Path) -> None:
-    """What opening the model of a checkpoint of this project takes, up to its weights."""
-    checkpoint = read_checkpoint(path)
-    record = run_record(checkpoint.record, path)
-    shapes = {
-        name.removeprefix("model."): tuple(tensor.shape)
-        for name, tensor in checkpoint.tensors.items()
-    }
-    check_sizes(record, shapes, path)
-    if not isinstance(record.model, TimmConfig):
-        build_model(
-            record.model,
-            record.preprocess.image_size,
-            channels=record.channels,
-            classes=len(record.classes),
-            device="meta",
-        )
+    """Open the model of a checkpoint of this project, as every command does."""
+    open_model(path)

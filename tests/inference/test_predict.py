@@ -16,6 +16,7 @@ from torchvision import transforms
 from untrained_runs import a_run
 
 import vision
+from vision.checkpoints.convert import convert
 from vision.checkpoints.native.checkpoint import read_checkpoint, write_checkpoint
 from vision.cli.app import main
 from vision.config import ConfigError
@@ -179,6 +180,26 @@ def test_predict_command_as_a_table_shows_names_that_look_like_markup_as_they_ar
     assert main([*words, f"images={tmp_path}"]) == 0
     text = capsys.readouterr().out
     assert all(f" {name} " in text for name in (*names[:3], r"\x1b[2J")) and str(image) in text
+
+
+@pytest.mark.parametrize("to_file", [False, True])
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "table"])
+def test_names_that_cannot_be_printed_are_escaped_not_a_traceback(
+    kind: str, to_file: bool, tmp_path: Path, photo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["[/b]", "\x1b[2J\x00\x7f", "half \ud800", "line\nbreak"]
+    place = tmp_path / "timm"
+    convert(a_run(tmp_path / "run"), "timm", place)
+    config = json.loads((place / "config.json").read_text())
+    (place / "config.json").write_text(json.dumps(config | {"label_names": names}))
+    words = ["predict", "device=cpu", f"format={kind}", "top=4", f"checkpoint={place}"]
+    words += [f"output={tmp_path / 'out'}"] if to_file else []
+    assert main([*words, f"images={photo}"]) == 0
+    text = (tmp_path / "out").read_text("utf-8") if to_file else capsys.readouterr().out
+    if kind == "jsonl":
+        found = json.loads(text)
+        assert sorted(entry["label"] for entry in found["top"]) == sorted(names)
+    assert "[/b]" in text and r"half \ud800" in text
 
 
 def test_predict_command_with_attention_saves_a_image_beside_each_image(

@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 from small_runs import folder_of_images, last_tensors, metrics, status
 
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.native.checkpoint import read_checkpoint, read_record
+from vision.checkpoints.native.checkpoint import read_checkpoint
 from vision.checkpoints.native.checkpoint_folder import latest
+from vision.checkpoints.native.header import read_record
 from vision.checkpoints.open import open_model
 from vision.cli.composition import compose
 from vision.config import ConfigError

@@ -25,10 +25,16 @@ Renaming = tuple[Annotated[tuple[str, str], BeforeValidator(_rule)], ...]
 """
 
 
+WhichWeights = Literal["auto", "raw", "ema"]
+"""The weights as trained, or their average; auto: the average if there is one."""
+Format = Literal["timm", "torchvision", "huggingface", "official", "vision"]
+"""Layouts that `vision convert` writes."""
+
+
 class OpenConfig(Config):
     """What every command that opens a checkpoint takes."""
 
-    weights: Literal["auto", "raw", "ema"]
+    weights: WhichWeights
     """The weights as trained, or their average; auto: the average if there is one."""
     model: ModelChoice
     """auto: the model that the weights belong to; what they do not show is given as
@@ -50,6 +56,6 @@ class ConvertConfig(OpenConfig):
 
     source: str
     """A run's folder, a checkpoint file of any known format, or timm:… or hf:… names."""
-    format: Literal["timm", "torchvision", "huggingface", "official", "vision"]
+    format: Format
     output: Path
     """A new folder (timm, huggingface) or a new file (the others)."""

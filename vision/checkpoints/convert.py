@@ -4,12 +4,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vision.checkpoints.configs import Format, WhichWeights
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.layouts.export_pytorch import official_tensors, torchvision_tensors
 from vision.checkpoints.layouts.exporting import Export
@@ -20,13 +21,11 @@ from vision.checkpoints.layouts.huggingface.export_huggingface import (
 from vision.checkpoints.layouts.timm.export_timm import timm_model
 from vision.checkpoints.native.checkpoint import write_checkpoint
 from vision.checkpoints.open import open_model
-from vision.checkpoints.weights import WhichWeights
 from vision.config import ConfigError, suggest
 from vision.files import replacing
 from vision.models.configs import ModelChoice
 
-Format = Literal["timm", "torchvision", "huggingface", "official", "vision"]
-FORMATS = ("timm", "torchvision", "huggingface", "official", "vision")
+FORMATS = get_args(Format)
 
 
 @dataclass(frozen=True)

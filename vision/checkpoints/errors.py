@@ -1,6 +1,9 @@
-"""What can go wrong with a checkpoint file."""
+"""Errors of reading and writing checkpoint files."""
 
 from vision.config import UserError
+
+OLDER = "Use an older checkpoint of the run, or a copy of this one."
+"""What to do about a damaged checkpoint of this project."""
 
 
 class CheckpointError(UserError, OSError):

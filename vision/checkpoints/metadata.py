@@ -1,4 +1,6 @@
-"""What is written beside the weights of other projects: config.json of Hugging Face or timm."""
+"""What is written beside the weights of other projects: config.json of Hugging Face or timm, and
+open_clip_config.json.
+"""
 
 import re
 from collections.abc import Mapping
@@ -39,7 +41,7 @@ def read_metadata(extra: Mapping[str, Any], described: bool = True) -> Metadata:
     try:
         found = _from_config(config, extra, described)
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"The config.json beside it cannot be used: {error!r}.") from error
+        raise CheckpointError(f"The JSON beside it cannot be used: {error!r}.") from error
     found.architecture = config.get("architecture") or extra.get("arch")
     return found
 
@@ -49,6 +51,8 @@ def _from_config(config: Mapping[str, Any], extra: Mapping[str, Any], described:
         return _from_hugging_face(config, extra.get("preprocessor"))
     if "architecture" in config:
         return _from_timm(config, described)
+    if isinstance(extra.get("open_clip"), Mapping):
+        return _from_openclip(extra["open_clip"], described)
     if isinstance(extra.get("arch"), str):
         return Metadata("the name of the architecture in the file", **_from_name(extra["arch"]))
     return Metadata("")
@@ -107,6 +111,25 @@ def _hugging_face_preprocess(values: Mapping[str, Any]) -> dict[str, Any]:
     elif not values.get("do_center_crop") and size is not None:
         result["crop_ratio"] = 1.0  # the whole image
     return result
+
+
+def _from_openclip(config: Mapping[str, Any], described: bool) -> Metadata:
+    from vision.checkpoints.layouts.openclip_config import FILE, tower_settings
+
+    model, images = config["model_cfg"], config.get("preprocess_cfg") or {}
+    found = Metadata(FILE, preprocess_origin=FILE)
+    found.model = tower_settings(model) if described else {}
+    found.image_size = _size((model.get("vision_cfg") or {}).get("image_size", 224))
+    found.preprocess = {name: list(images[name]) for name in ("mean", "std") if name in images}
+    found.preprocess |= {"interpolation": "bicubic", "crop_ratio": 1.0}
+    if images.get("interpolation") in INTERPOLATIONS:
+        found.preprocess["interpolation"] = images["interpolation"]
+    if images.get("resize_mode", "shortest") != "shortest":
+        found.notes.append(
+            f"{FILE} has resize_mode={images['resize_mode']}; here the shorter side is resized and "
+            f"the middle is cut out."
+        )
+    return found
 
 
 def _from_timm(config: Mapping[str, Any], described: bool) -> Metadata:

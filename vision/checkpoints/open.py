@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from vision.checkpoints.configs import WhichWeights
 from vision.checkpoints.describe import check_given, describe
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.fit.assign import Positions, Windows, project_of, put
@@ -24,7 +25,7 @@ from vision.checkpoints.layouts.rules import Converted
 from vision.checkpoints.load_report import LoadReport
 from vision.checkpoints.metadata import Metadata
 from vision.checkpoints.native.run_record import RunRecord
-from vision.checkpoints.weights import Place, StoredWeights, WhichWeights, read_weights
+from vision.checkpoints.weights import Place, StoredWeights, read_weights
 from vision.config import ConfigError, Size, pair
 from vision.data.configs import PreprocessConfig
 from vision.data.preprocess import Known, Preprocess, resolve_preprocess

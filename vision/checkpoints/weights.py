@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 from torch import Tensor
 
+from vision.checkpoints.configs import WhichWeights
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.files import renaming
 from vision.checkpoints.files.containers import AVERAGED, unwrap
@@ -19,13 +19,11 @@ from vision.checkpoints.native.run_record import LoraRecord, RunRecord, run_reco
 from vision.checkpoints.native.sizes import check_sizes
 from vision.models.lora import merge_tensors
 
-WhichWeights = Literal["auto", "raw", "ema"]
-"""The weights as trained, or their average; auto: the average if there is one."""
 Place = str | Path | Mapping[str, Tensor]
 """A run's folder, a file or folder of any known format, timm:NAME, hf:OWNER/NAME, or tensors."""
 
 
-BESIDE = {"config", "preprocessor", "arch"}
+BESIDE = {"config", "preprocessor", "open_clip", "arch"}
 """What other projects write beside weights, or with them, about the model and its images."""
 
 
@@ -74,8 +72,11 @@ def read_weights(
     record = run_record(raw.extra, raw.path) if raw.container == "vision" else None
     if record is not None:
         check_sizes(record, {name: t.shape for name, t in tensors.items()}, raw.path)
-        tensors = _merged(tensors, record)
-    beside = _beside(str(place), raw.extra)
+        if isinstance(record.tune, LoraRecord):
+            tensors = merge_tensors(tensors, record.tune.alpha, record.tune.targets)
+    beside = raw.extra
+    if str(place).startswith("timm:"):  # timm describes its own weights, where the file does not
+        beside = pretrained_config(str(place)) | beside
     inert = f"{', '.join(raw.inert)}: kept as plain data, nothing was executed."
     layout: Layout | None = None
     try:
@@ -118,17 +119,3 @@ def _from_memory(tensors: Mapping[str, Tensor], rename: Sequence[tuple[str, str]
         in_memory=True,
         path_taken=tuple(changes),
     )
-
-
-def _merged(tensors: Mapping[str, Tensor], record: RunRecord) -> Mapping[str, Tensor]:
-    """The weights of a run, LoRA's additions merged into them."""
-    if not isinstance(record.tune, LoraRecord):
-        return tensors
-    return merge_tensors(tensors, record.tune.alpha, record.tune.targets)
-
-
-def _beside(place: str, extra: dict[str, Any]) -> dict[str, Any]:
-    """What a file says of itself, and where it has nothing, what timm says of its own weights."""
-    if not place.startswith("timm:"):
-        return extra
-    return {"config": pretrained_config(place)} | extra

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from vision.checkpoints.configs import WhichWeights
 from vision.checkpoints.load_report import LoadReport
 from vision.checkpoints.open import OpenedModel, open_model
-from vision.checkpoints.weights import WhichWeights
 from vision.config import ConfigError, Size
 from vision.data.images.decode import Pixels, open_image
 from vision.data.images.transforms import evaluation_pixels

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from glob import glob, has_magic
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -161,11 +162,15 @@ def _save_attention(loaded: Loaded, path: Path) -> None:
 
 
 def _opened(output: Path | None) -> AbstractContextManager[TextIO]:
+    # A name may hold half of a character (a lone surrogate): it is written as JSON escapes it.
+    errors = "backslashreplace"
     if output is None:
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(errors=errors)
         return nullcontext(sys.stdout)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        return output.open("w", encoding="utf-8", newline="")
+        return output.open("w", encoding="utf-8", errors=errors, newline="")
     except OSError as error:
         raise ConfigError(f"output: {output} cannot be written: {error.strerror}") from error
 

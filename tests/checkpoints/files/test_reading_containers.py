@@ -96,9 +96,17 @@ def test_averaged_or_trained_weights_are_taken_as_asked(tmp_path: Path) -> None:
         unwrapped(tmp_path, {"model_ema": weights(1)}, "raw")
 
 
-def test_averaged_model_of_torch_is_unwrapped(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda model: nn.ModuleDict({"_orig_mod": model}),
+        pytest.param(torch.compile, marks=pytest.mark.slow),
+    ],
+    ids=["as compiled", "compiled"],
+)
+def test_averaged_model_of_torch_is_unwrapped(wrap: Any, tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
-    average = torch.optim.swa_utils.AveragedModel(torch.compile(model))
+    average = torch.optim.swa_utils.AveragedModel(wrap(model))
     found = unwrapped(tmp_path, {"model_ema": average.state_dict()})
     assert found.tensors.keys() == model.state_dict().keys()
     assert found.left == {"n_averaged": 1}

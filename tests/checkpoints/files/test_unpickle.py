@@ -7,6 +7,7 @@ import os
 import pickle
 import struct
 import subprocess
+import sys
 import tracemalloc
 import zipfile
 from collections.abc import Callable
@@ -127,8 +128,8 @@ def test_plain_data_of_every_protocol_equals_what_pickle_reads(protocol: int) ->
 def bomb(name: str) -> bytes:
     """Pickles of a few bytes that ask for a lot."""
     match name:
-        case "memo":  # a memo with two thousand million places
-            return b"\x80\x02Nr\xff\xff\xff\x7f."
+        case "memo":
+            return MEMO
         case "bytes":
             return b"\x80\x04\x8e" + struct.pack("<Q", 2**50) + b"x."
         case "text":
@@ -139,8 +140,8 @@ def bomb(name: str) -> bytes:
             return b"L" + b"9" * 1_000_000 + b"L\n."
         case "instructions":
             return b"\x80\x02" + b"N" * 200_000 + b"0" * 200_000 + b"N."
-        case "key":  # a tuple of a tuple of …, each twice: to hash it takes for ever
-            return b"\x80\x02}" + b"N" + b"2\x86" * 60 + b"Ns."
+        case "key":
+            return KEY
         case "range":
             return b"\x80\x02cbuiltins\nbytearray\nJ\xff\xff\xff\x7f\x85R."
         case _:
@@ -158,6 +159,59 @@ def test_pickle_that_asks_for_a_lot_gets_little(name: str) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2 * len(data) + 10**6
+
+
+MEMO = b"\x80\x02Nr" + struct.pack("<I", 2**27) + b"."
+"""Nine bytes: put None into place 2²⁷ of the memo."""
+KEY = b"\x80\x02}" + b"N" + b"2\x86" * 60 + b"Ns."
+"""A tuple of twice the same tuple, 60 times over, as a key: 2⁶⁰ hashes."""
+
+
+def standard_library(data: bytes, seconds: float) -> str:
+    """What `pickle.Unpickler` with an allow-list makes of a pickle, in a gigabyte of memory."""
+    program = f"""
+import io, pickle, resource
+class Allowed(pickle.Unpickler):
+    def find_class(self, module, name):
+        raise pickle.UnpicklingError(name)
+resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+try:
+    print(Allowed(io.BytesIO({data!r})).load())
+except MemoryError:
+    print("MemoryError")
+"""
+    command = [sys.executable, "-c", program]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=seconds).stdout
+    except subprocess.TimeoutExpired:
+        return "no end"
+
+
+def test_the_standard_library_fails_where_this_reader_does_not() -> None:
+    """The reasons of docs/decisions/0006-pickle.md. The memory of this reader is measured above."""
+    assert standard_library(MEMO, 30).strip() == "MemoryError"
+    assert run(MEMO)[0] is None
+    assert standard_library(KEY, 1.5) == "no end"
+    with pytest.raises(MalformedError, match="key"):
+        run(KEY)
+
+
+class Settings(dict[str, Any]):
+    """As programs of training have them."""
+
+
+@pytest.mark.parametrize(
+    ("content", "protocol"),
+    [({"w": torch.ones(2)}, 4), ({"w": torch.ones(2), "args": Settings(lr=0.1)}, 2)],
+    ids=["protocol 4", "subclass of dict"],
+)
+def test_torch_refuses_harmless_files_that_this_reader_reads(
+    content: dict[str, Any], protocol: int, tmp_path: Path
+) -> None:
+    torch.save(content, tmp_path / "a.pth", pickle_protocol=protocol)
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(tmp_path / "a.pth", weights_only=True)
+    assert read_raw(tmp_path / "a.pth").tensors["w"].equal(torch.ones(2))
 
 
 @pytest.mark.parametrize("name", ["laughs", "deep", "self"])

@@ -18,7 +18,7 @@ from vision.config import ConfigError
 PUBLISHED = [
     ("vit_base", "vit_base_patch16_224", 224, {}),
     ("vit_small", "deit_small_patch16_224", 224, {}),
-    ("swin_base", "swin_base_patch4_window7_224", 224, {}),
+    ("swin_tiny", "swin_tiny_patch4_window7_224", 224, {}),
     ("swinv2_tiny", "swinv2_tiny_window8_256", 256, {"window": 8}),
 ]
 

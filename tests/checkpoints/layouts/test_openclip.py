@@ -2,6 +2,8 @@
 here with torch's own modules, as both projects describe it.
 """
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from foreign_models import assert_equal_function, drawn
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vision.checkpoints.errors import CheckpointError
@@ -55,9 +58,14 @@ class Tower(nn.Module):
     """`visual` of both projects."""
 
     def __init__(
-        self, activation: nn.Module | None = None, heads: int = 2, scale: bool = False
+        self,
+        activation: nn.Module | None = None,
+        heads: int = 2,
+        scale: bool = False,
+        average: bool = False,
     ) -> None:
         super().__init__()
+        self.average = average
         cells = (SIZE[0] // PATCH) * (SIZE[1] // PATCH)
         self.class_embedding = nn.Parameter(torch.empty(WIDTH))
         self.positional_embedding = nn.Parameter(torch.empty(1 + cells, WIDTH))
@@ -80,7 +88,8 @@ class Tower(nn.Module):
         token = self.class_embedding.expand(len(x), 1, -1)
         x = torch.cat([token, x], dim=1) + torch.cat([first, cells])
         x = self.transformer.resblocks(self.ln_pre(x))
-        return self.ln_post(x[:, 0]) @ self.proj
+        pooled = x[:, 1:].mean(dim=1) if self.average else x[:, 0]
+        return self.ln_post(pooled) @ self.proj
 
 
 def text_tower() -> dict[str, Tensor]:
@@ -207,3 +216,69 @@ def test_projection_of_several_layers_is_refused(tmp_path: Path) -> None:
     torch.save(tensors, tmp_path / "weights.pt")
     with pytest.raises(CheckpointError, match=r"visual\.head\.mlp\.fc1\.weight"):
         open_model(tmp_path / "weights.pt")
+
+
+def write_config(folder: Path, vision: dict[str, Any], **model: Any) -> None:
+    tower = {"image_size": 32, "layers": 2, "width": WIDTH, "patch_size": PATCH} | vision
+    images = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "interpolation": "bilinear"}
+    text = {"context_length": 77, "width": 8, "heads": 2, "layers": 1}
+    values = {"embed_dim": OUTPUTS, "vision_cfg": tower, "text_cfg": text, **model}
+    content = {"model_cfg": values, "preprocess_cfg": images}
+    (folder / "open_clip_config.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_config_of_openclip_decides_what_tensors_do_not_show(average: bool, tmp_path: Path) -> None:
+    peer = drawn(Tower(QuickGELU(), heads=4, average=average))
+    for norm in (m for m in peer.modules() if isinstance(m, nn.LayerNorm)):
+        norm.eps = 1e-3
+    save_file(peer.state_dict(), tmp_path / "open_clip_model.safetensors")
+    # The same repository may describe weights of another layout.
+    (tmp_path / "config.json").write_text('{"model_type": "clip", "vision_config": {}}')
+    pooling = {"pool_type": "avg", "final_ln_after_pool": True} if average else {}
+    tower = {"head_width": 32, "norm_kwargs": {"eps": 1e-3}, **pooling}
+    write_config(tmp_path, tower, quick_gelu=True)
+    opened = open_model(tmp_path)
+    images = torch.randn(2, 3, *SIZE, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(opened.model(images), peer(images), atol=1e-5, rtol=1e-5)
+    assert opened.preprocess.mean == (0.1, 0.2, 0.3)
+    assert opened.preprocess.interpolation == "bilinear"
+    assert not opened.report.warnings
+    assert not any("heads" in line or "activation" in line for line in opened.report.assumed)
+
+
+@pytest.mark.parametrize(
+    ("vision", "model", "named"),
+    [
+        ({"qk_norm": True}, {}, "qk_norm=True"),
+        ({"attentional_pool": True}, {}, "attentional_pool=True"),
+        ({"pool_type": "none"}, {}, "pool_type='none'"),
+        ({"norm_kwargs": {"elementwise_affine": False}}, {}, "norm_kwargs"),
+        ({"act_kwargs": {"approximate": "tanh"}}, {}, "act_kwargs"),
+        ({}, {"quick_gelu": "maybe"}, "quick_gelu='maybe'"),
+        ({}, {"some_switch": 2}, "some_switch=2"),
+        ({"timm_model_name": "no_such_model"}, {}, "no_such_model"),
+    ],
+)
+def test_field_of_openclip_that_is_not_understood_is_refused_by_name(
+    vision: dict[str, Any], model: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    save_file(drawn(Tower()).state_dict(), tmp_path / "open_clip_model.safetensors")
+    write_config(tmp_path, vision, **model)
+    with pytest.raises(CheckpointError, match=re.escape(named)):
+        open_model(tmp_path)
+
+
+@pytest.mark.parametrize("pool", ["token", "avg"])
+def test_tower_of_timm_has_the_pooling_of_its_config(pool: str, tmp_path: Path) -> None:
+    """OpenCLIP replaces the pooling of a built model, whose norms stay."""
+    trunk = drawn(timm.create_model("test_vit", num_classes=0, img_size=32))
+    trunk.reset_classifier(0, pool)
+    tensors = {f"visual.trunk.{name}": tensor for name, tensor in trunk.state_dict().items()}
+    save_file(tensors, tmp_path / "open_clip_model.safetensors")
+    write_config(tmp_path, {"timm_model_name": "test_vit", "timm_pool": pool})
+    opened = open_model(tmp_path)
+    images = torch.randn(2, 3, *SIZE, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(opened.model(images), trunk(images), atol=1e-5, rtol=1e-5)

@@ -250,3 +250,15 @@ def test_images_that_are_not_whole_patches_are_cut_as_timm_cuts_them(tmp_path: P
     with torch.no_grad():
         expected, own = peer(images), found.model(images[..., :32, :32])
     assert (own - expected).abs().max() <= 1e-4 * expected.std()
+
+
+def test_report_says_that_a_naflexvit_may_resize_positions_otherwise(tmp_path: Path) -> None:
+    name = "naflexvit_base_patch16_gap"
+    peer = built(name)
+    config = written(name, peer, tmp_path) / "config.json"
+    assert not open_model(tmp_path).report.warnings
+    config.write_text(config.read_text().replace(name, "naflexvit_base_patch16_par_gap"))
+    described = open_model(tmp_path).report
+    assert any("aspect ratio" in line for line in described.warnings)
+    alone = open_model(dict(peer.state_dict()), heads=2).report
+    assert any("aspect ratio" in line for line in alone.assumed)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.native.checkpoint import read_checkpoint, read_record, write_checkpoint
-from vision.checkpoints.native.header import HEADER_LIMIT, MARK
+from vision.checkpoints.native.checkpoint import read_checkpoint, write_checkpoint
+from vision.checkpoints.native.header import HEADER_LIMIT, MARK, read_record
 from vision.checkpoints.native.record import FORMAT
 
 

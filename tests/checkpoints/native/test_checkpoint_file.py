@@ -18,13 +18,13 @@ from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 from vision import __version__
 from vision.checkpoints.errors import CheckpointError, NewerFormatError
+from vision.checkpoints.files.mapped import DTYPE_NAMES
 from vision.checkpoints.native import record as record_module
 from vision.checkpoints.native.checkpoint import (
-    DTYPE_NAMES,
     read_checkpoint,
-    read_record,
     write_checkpoint,
 )
+from vision.checkpoints.native.header import read_record
 from vision.cli.composition import compose
 
 BESIDE = {"format": record_module.FORMAT, "version": __version__}
@@ -183,7 +183,7 @@ PLAIN = st.recursive(
 
 
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.dictionaries(st.text().filter(lambda key: key not in BESIDE), PLAIN))
 def test_any_plain_record_comes_back_as_it_was(tmp_path: Path, record: dict[str, Any]) -> None:

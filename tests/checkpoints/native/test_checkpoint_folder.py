@@ -13,10 +13,10 @@ from vision.checkpoints.native import record as record_module
 from vision.checkpoints.native.checkpoint import (
     open_latest,
     read_checkpoint,
-    read_record,
     write_checkpoint,
 )
 from vision.checkpoints.native.checkpoint_folder import latest, mark_best, prune, step_path
+from vision.checkpoints.native.header import read_record
 
 
 def store(folder: Path, *steps: int) -> list[Path]:

@@ -94,3 +94,27 @@ def test_additions_that_cannot_be_merged_are_refused(
     changed_shapes = {n: s for n, s in (shapes | {name: shape}).items() if s is not None}
     with pytest.raises(CheckpointError, match=re.escape(name.rpartition(".")[0])):
         check_sizes(record, changed_shapes, PATH)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model.name": "vit_giant_patch14_224"}, "vit_giant_patch14_224"),
+        ({"model.name": "no_such_model"}, "no_such_model"),
+        ({"model.name": "levit_128s", "preprocess.image_size": [2**20, 2**20]}, "1048576"),
+        ({"model.name": "test_vit", "preprocess.image_size": [2**20, 2**20]}, "test_vit"),
+        ({"classes": ["x"] * 10**6}, "test_vit"),
+    ],
+)
+def test_absurd_model_of_timm_is_refused_before_it_takes_memory(
+    changes: dict[str, Any], named: str
+) -> None:
+    values, _ = vit_record()
+    values["model"] = {"kind": "timm", "name": "test_vit", "drop_path": None}
+    values["model"]["checkpoint_activations"] = False
+    shapes = {"model.blocks.0.mlp.fc1.weight": (256, 1500)}
+    check_sizes(run_record(values, PATH), shapes, PATH)
+    for field, value in changes.items():
+        values = changed(values, field, value)
+    with pytest.raises(CheckpointError, match=rf"best\.safetensors.*{named}"):
+        check_sizes(run_record(values, PATH), shapes, PATH)

@@ -9,10 +9,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
+from vision.checkpoints.configs import WhichWeights
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.files.reading import Raw
 from vision.checkpoints.files.renaming import rename
@@ -62,7 +62,7 @@ class Weights:
 
 def unwrap(
     raw: Raw,
-    weights: Literal["auto", "raw", "ema"] = "auto",
+    weights: WhichWeights = "auto",
     rules: Sequence[tuple[str, str]] = (),
 ) -> Weights:
     """The weights in a file: averaged ones where there are any (auto), or the kind asked for.
@@ -84,7 +84,7 @@ def unwrap(
     return Weights(tensors, tuple(steps), left)
 
 
-def _own(raw: Raw, weights: Literal["auto", "raw", "ema"]) -> Weights:
+def _own(raw: Raw, weights: WhichWeights) -> Weights:
     """The weights of a run of this project: the first word of a name says what it belongs to, and
     only that, since a model may have a part that is called "model" itself.
     """
@@ -103,9 +103,7 @@ def _own(raw: Raw, weights: Literal["auto", "raw", "ema"]) -> Weights:
     return Weights(tensors, (chosen,), left)
 
 
-def _choose(
-    raw: Raw, weights: Literal["auto", "raw", "ema"]
-) -> tuple[dict[str, Tensor], list[str], dict[str, int]]:
+def _choose(raw: Raw, weights: WhichWeights) -> tuple[dict[str, Tensor], list[str], dict[str, int]]:
     """The part of the file that holds the weights asked for, its name, and what else there is."""
     parts, loose = _parts(raw)
     averaged = [part for part in AVERAGED if part in parts]

@@ -9,6 +9,27 @@ _LENGTH_LIMIT = 2**40
 """Items along an axis."""
 
 
+SAFETENSORS = {
+    "BOOL": ("bool", 1),
+    "U8": ("uint8", 1),
+    "I8": ("int8", 1),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "U16": ("uint16", 2),
+    "I16": ("int16", 2),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "U32": ("uint32", 4),
+    "I32": ("int32", 4),
+    "F32": ("float32", 4),
+    "U64": ("uint64", 8),
+    "I64": ("int64", 8),
+    "F64": ("float64", 8),
+    "C64": ("complex64", 8),
+}
+"""Types of numbers by their names in safetensors: name in torch, and bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Name:
     """A class or function that a pickle names. It is never looked up."""

@@ -11,18 +11,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, UntypedStorage
 
-from vision.checkpoints.files.described import MalformedError, check_shape, shown
+from vision.checkpoints.files.described import SAFETENSORS, MalformedError, check_shape, shown
 
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-        *(torch.uint16, torch.uint32, torch.uint64, torch.bfloat16, torch.float16, torch.float32),
-        *(torch.float64, torch.complex64, torch.complex128),
-        *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
-    )
+TORCH_NAMES = [name for name, _ in SAFETENSORS.values()]
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name)
+    for name in (*TORCH_NAMES, "complex128", "float8_e4m3fnuz", "float8_e5m2fnuz")
 }
 """By torch's name."""
+STORED_DTYPES = {name: DTYPES[torch_name] for name, (torch_name, _) in SAFETENSORS.items()}
+DTYPE_NAMES = {dtype: name for name, dtype in STORED_DTYPES.items()}
+"""By the name in safetensors, and back."""
 _EXPANDED_LIMIT = 2**20
 """Bytes of a tensor that repeats its storage (expand). A few bytes must not become gigabytes."""
 

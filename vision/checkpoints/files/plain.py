@@ -35,6 +35,8 @@ class Flat:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
     parts: tuple[str, ...] = ()
+    inert: tuple[str, ...] = ()
+    """Classes of objects that were kept as plain data."""
     model: str | None = None
     """The class of a whole model that was stored as an object."""
 

@@ -21,9 +21,11 @@ from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.files.archive import read_members
 from vision.checkpoints.files.described import MalformedError
 from vision.checkpoints.files.npz import read_npz
+from vision.checkpoints.files.plain import Flat
 from vision.checkpoints.files.refusals import archive_refusal, folder_refusal, refusal
+from vision.checkpoints.files.remote import HUB_FILES
 from vision.checkpoints.files.safetensors_file import read_safetensors
-from vision.checkpoints.files.torch_file import TorchFile, read_torch_legacy, read_torch_zip
+from vision.checkpoints.files.torch_file import read_torch_legacy, read_torch_zip
 from vision.checkpoints.native.checkpoint import read_checkpoint
 from vision.checkpoints.native.checkpoint_folder import latest
 from vision.checkpoints.native.header import MARK, open_checkpoint, unreadable
@@ -31,14 +33,6 @@ from vision.checkpoints.native.header import MARK, open_checkpoint, unreadable
 Container = Literal["vision", "safetensors", "torch", "torch_legacy", "npz", "sharded"]
 Integrity = Literal["checksums match", "no checksums in this format", "no checksums were written"]
 """Whether a file's bytes are known to be those that were written; from the best to the worst."""
-_HUB_FILES = (
-    "model.safetensors.index.json",
-    "model.safetensors",
-    "pytorch_model.bin.index.json",
-    "pytorch_model.bin",
-)
-"""Of a folder of the hub, what is taken, the first one that is there."""
-_HUB_JSON = {"config": "config.json", "preprocessor": "preprocessor_config.json"}
 _SUFFIXES = {".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".npz"}
 _JSON_LIMIT = 16 * 2**20
 WEIGHTS = ("model.", "ema.")
@@ -58,8 +52,8 @@ class Raw:
     look into the file where its format allows, so it must not be changed meanwhile.
     """
     extra: dict[str, Any] = field(default_factory=dict)
-    """Everything that is no tensor, as plain data. The JSON beside the weights of a hub's folder
-    is under "config" and "preprocessor".
+    """Everything that is not a tensor, as plain data. The JSON beside the weights of a hub's folder
+    is under "config", "preprocessor" and "open_clip".
     """
     inert: tuple[str, ...] = ()
     """Classes of which the file holds an object: kept as plain data, never built."""
@@ -75,7 +69,7 @@ def read_raw(place: Path) -> Raw:
     """What a file holds, or the best checkpoint of a run's folder, or a hub's folder of weights."""
     path = find_file(place) if place.is_dir() else place
     raw = _read_index(path) if path.name.endswith(".index.json") else _read_file(path)
-    return _with_hub_json(raw) if path.name in _HUB_FILES else raw
+    return _with_hub_json(raw) if path.name in HUB_FILES else raw
 
 
 def find_file(folder: Path) -> Path:
@@ -84,7 +78,7 @@ def find_file(folder: Path) -> Path:
     """
     inner = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
     best = inner / "best.safetensors"
-    for path in (best, *latest(inner), *(folder / name for name in _HUB_FILES)):
+    for path in (best, *latest(inner), *(folder / name for name in HUB_FILES)):
         if path.is_file():
             return path
     found = sorted(path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES)
@@ -188,8 +182,7 @@ def _read_archive(path: Path, file: BufferedReader, size: int) -> Raw:
     return replace(raw, warnings=(*raw.warnings, note))
 
 
-def _raw(path: Path, container: Container, content: TorchFile, integrity: Integrity) -> Raw:
-    flat = content.flat
+def _raw(path: Path, container: Container, flat: Flat, integrity: Integrity) -> Raw:
     warnings: tuple[str, ...] = ()
     if flat.model is not None:
         warnings = (
@@ -200,7 +193,7 @@ def _raw(path: Path, container: Container, content: TorchFile, integrity: Integr
         container,
         flat.tensors,
         flat.extra,
-        content.inert,
+        flat.inert,
         warnings,
         flat.parts,
         integrity=integrity,
@@ -238,8 +231,8 @@ def _read_index(path: Path) -> Raw:
 
 def _with_hub_json(raw: Raw) -> Raw:
     """Add what the hub's folder says of the weights. The file's own word comes first."""
-    beside = {key: raw.path.parent / name for key, name in _HUB_JSON.items()}
-    found = {key: _read_json(path) for key, path in beside.items() if path.is_file()}
+    paths = {key: raw.path.parent / name for key, name in HUB_FILES[raw.path.name].items()}
+    found = {key: _read_json(path) for key, path in paths.items() if path.is_file()}
     return replace(raw, extra=found | raw.extra)
 
 

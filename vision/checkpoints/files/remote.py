@@ -12,12 +12,20 @@ from typing import Any
 
 from vision.config import ConfigError, suggest
 
-_HUB_FILES = (
-    *("model.safetensors", "model.safetensors.index.json"),
-    *("pytorch_model.bin", "pytorch_model.bin.index.json"),
-)
-"""The weights of a repository: the first of these that it has."""
-_HUB_JSON = ("config.json", "preprocessor_config.json")
+_OPEN_CLIP = {"open_clip": "open_clip_config.json"}
+_JSON = {"config": "config.json", "preprocessor": "preprocessor_config.json", **_OPEN_CLIP}
+HUB_FILES = {
+    "model.safetensors": _JSON,
+    "model.safetensors.index.json": _JSON,
+    "pytorch_model.bin": _JSON,
+    "pytorch_model.bin.index.json": _JSON,
+    "open_clip_model.safetensors": _OPEN_CLIP,
+    "open_clip_pytorch_model.bin": _OPEN_CLIP,
+}
+"""Weights of a repository, of which the first one that is there is taken; and the files beside them
+that describe the model. A repository of OpenCLIP may hold its weights in the layout of transformers
+or timm too, which config.json is about.
+"""
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 _DOWNLOAD_LIMIT = 16 * 2**20
 """Bytes of an index, which is read here to learn the names of the shards."""
@@ -51,13 +59,11 @@ def resolve(source: str, setting: str = "init") -> Path:
 
 
 def pretrained_config(source: str) -> dict[str, Any]:
-    """What timm says of the weights that a `timm:` source names (mean, std, crop, classes …), which
-    not every file of timm brings along; nothing for other sources.
+    """What timm says of the weights that a `timm:` source names (mean, std, crop, classes …), as a
+    config.json, which not every file of timm brings along.
     """
-    if not source.startswith("timm:"):
-        return {}
     values = dataclasses.asdict(_timm_config(source.removeprefix("timm:"), "init"))
-    return {key: value for key, value in values.items() if value is not None}
+    return {"config": {key: value for key, value in values.items() if value is not None}}
 
 
 def _timm_config(name: str, setting: str) -> Any:
@@ -121,7 +127,7 @@ def _hub(name: str, filename: str | None, source: str, setting: str) -> Path:
 def _candidates(filename: str | None) -> tuple[str, ...]:
     """What to ask for. A named file may have a twin in the safe format."""
     if filename is None:
-        return _HUB_FILES
+        return tuple(HUB_FILES)
     twin = Path(filename).with_suffix(".safetensors").name
     return (filename,) if twin == filename else (twin, filename)
 
@@ -133,7 +139,7 @@ def _fetch_all(name: str, filename: str, cached: bool) -> Path:
     path = _fetch(name, filename, cached)
     for shard in _shards(path) if filename.endswith(".index.json") else []:
         _fetch(name, shard, cached)
-    for settings in _HUB_JSON:
+    for settings in HUB_FILES.get(filename, _JSON).values():
         with suppress(EntryNotFoundError):
             _fetch(name, settings, cached)
     return path

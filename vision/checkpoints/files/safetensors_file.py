@@ -14,28 +14,10 @@ import torch
 from torch import Tensor
 
 from vision.checkpoints.files.described import MalformedError, check_shape
-from vision.checkpoints.files.mapped import map_file, part_of, whole_tensor
+from vision.checkpoints.files.mapped import STORED_DTYPES, map_file, part_of, whole_tensor
 
 _HEADER_LIMIT = 16 * 2**20
 """Bytes, enough for a hundred thousand tensors. As JSON in memory it takes a multiple."""
-_DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "U16": torch.uint16,
-    "I16": torch.int16,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "U32": torch.uint32,
-    "I32": torch.int32,
-    "F32": torch.float32,
-    "U64": torch.uint64,
-    "I64": torch.int64,
-    "F64": torch.float64,
-    "C64": torch.complex64,
-}
 
 
 def read_safetensors(
@@ -91,7 +73,7 @@ def _place(name: str, described: Any) -> _Place:
             raise MalformedError(
                 f"its header describes '{name[:100]}' without type, shape or place"
             )
-    if kind not in _DTYPES:
+    if kind not in STORED_DTYPES:
         raise MalformedError(
             f"the tensor '{name[:100]}' has the type {kind[:20]}, which is not read"
         )
@@ -99,7 +81,7 @@ def _place(name: str, described: Any) -> _Place:
         check_shape(shape)
     except MalformedError as error:
         raise MalformedError(f"the tensor '{name[:100]}' cannot be: {error}") from error
-    dtype = _DTYPES[kind]
+    dtype = STORED_DTYPES[kind]
     if not 0 <= start <= stop or stop - start != math.prod(shape) * dtype.itemsize:
         raise MalformedError(
             f"the tensor '{name[:100]}' of type {kind} and shape {shape} has the bytes from "

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, UntypedStorage
 
@@ -33,16 +33,7 @@ _ALIGNMENT = 8
 """Bytes. torch.save aligns to 64, files before 1.6 to nothing."""
 
 
-class TorchFile(NamedTuple):
-    """What a file of torch holds."""
-
-    flat: Flat
-    inert: tuple[str, ...]
-
-
-def read_torch_zip(
-    path: Path, file: BufferedReader, size: int, members: dict[str, Member]
-) -> TorchFile:
+def read_torch_zip(path: Path, file: BufferedReader, size: int, members: dict[str, Member]) -> Flat:
     """A file of torch 1.6 or later; each tensor is checked against its checksum. Raises
     MalformedError.
     """
@@ -68,10 +59,10 @@ def read_torch_zip(
 
     inert: dict[str, None] = {}
     value = unpickle(io.BytesIO(data), storage, inert)
-    return TorchFile(_flatten(value, bytes_of, size), tuple(inert))
+    return _flatten(value, bytes_of, size, inert)
 
 
-def read_torch_legacy(path: Path, file: BufferedReader, size: int) -> TorchFile:
+def read_torch_legacy(path: Path, file: BufferedReader, size: int) -> Flat:
     """A file of torch before 1.6: five pickles, then the storages. Raises MalformedError."""
     inert: dict[str, None] = {}
     storages: dict[str, StoredBytes] = {}
@@ -107,15 +98,21 @@ def read_torch_legacy(path: Path, file: BufferedReader, size: int) -> TorchFile:
             start, length = start + first * item, count * item
         return part_of(memory, start, length, _ALIGNMENT)
 
-    return TorchFile(_flatten(value, bytes_of, size), tuple(inert))
+    return _flatten(value, bytes_of, size, inert)
 
 
-def _flatten(value: Any, bytes_of: Callable[[StoredBytes], UntypedStorage], size: int) -> Flat:
+def _flatten(
+    value: Any,
+    bytes_of: Callable[[StoredBytes], UntypedStorage],
+    size: int,
+    inert: dict[str, None],
+) -> Flat:
     if not isinstance(value, dict) and not hasattr(value, "state"):
         raise MalformedError(
             f"it holds a single {type(value).__name__}, not the tensors of a model by name"
         )
     flat = flatten(value, partial(_tensor, bytes_of=bytes_of, known={}))
+    flat.inert = tuple(inert)
     total = sum(tensor.numel() * tensor.element_size() for tensor in flat.tensors.values())
     if total > _TOTAL * size + 2**24:
         raise MalformedError(f"its tensors claim {total} bytes, but it has {size}")

@@ -170,7 +170,8 @@ def _compare_windows(model: Swin, stored: StoredWeights, fitting: Fitting) -> No
 def _compare_settings(model: nn.Module, stored: StoredWeights, fitting: Fitting) -> None:
     """Warn where the weights were trained with other settings than the model's."""
     config = getattr(model, "config", None)
-    for name, value in stored.converted.facts.items():
+    for name, fact in stored.converted.facts.items():
+        value = stored.metadata.model.get(name, fact)
         own = getattr(config, name, value)
         own = list(own) if isinstance(own, tuple) else own
         if own != value:

@@ -239,6 +239,11 @@ def _positions(
         if "positions" not in said:
             values["positions"] = "learned_rotary" if turns else "learned"
         assumed += [table.assumed] if table.assumed else []
+        if "embeds.pos_embed" in source.tensors and not known.model:
+            assumed.append(
+                "positions of other aspect ratios are resized along each axis: timm's "
+                "naflexvit_*_par_* keep the aspect ratio, which tensors do not show"
+            )
         return table.grid[0] * patch[0], table.grid[1] * patch[1]
     values.setdefault("class_token_position", False)
     if "positions" not in said:

@@ -9,6 +9,7 @@ import timm
 from timm.models import adapt_input_conv
 from torch import Tensor
 
+from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.fit.tensors import Fitting
 from vision.checkpoints.metadata import Metadata, read_metadata
 from vision.models.build import build_model
@@ -57,7 +58,16 @@ def fit_timm(model: TimmModel, fitting: Fitting, own_run: bool) -> None:
 
 def _up_to_date(inner: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     update = getattr(sys.modules[type(inner).__module__], "checkpoint_filter_fn", None)
-    return dict(tensors) if update is None else dict(update(dict(tensors), inner))
+    if update is None:
+        return dict(tensors)
+    try:
+        return dict(update(dict(tensors), inner))
+    # Tensors of another model, or an image smaller than a patch, fail anywhere inside.
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as e:
+        raise CheckpointError(
+            f"timm cannot fit the weights to {type(inner).__name__} ({e!s:.200}). model.name must "
+            f"be the architecture that they were trained for."
+        ) from e
 
 
 def _fit_channels(inner: Any, tensors: dict[str, Tensor], fitting: Fitting) -> None:

@@ -4,18 +4,13 @@ The rest of the image tower is that of google.py, which has these rules among it
 """
 
 from einops import rearrange
-from torch import Tensor
 
 from vision.checkpoints.layouts.rules import Change, Rule
 
 
-def _one_way(tensor: Tensor) -> Tensor:
-    raise NotImplementedError("no file is written in this layout")
-
-
 def change(pattern: str) -> Change:
     """A rearrangement of axes; the result has a memory of its own, in the usual order."""
-    return Change(lambda tensor: rearrange(tensor, pattern).contiguous(), _one_way)
+    return Change(lambda tensor: rearrange(tensor, pattern).contiguous())
 
 
 DENSE = change("i o -> o i")

@@ -4,12 +4,7 @@ Registers stand between class token and patches and have no position, as here. A
 DINOv2 sees the class token and the mean of the patches side by side.
 """
 
-from collections.abc import Mapping
-
-from torch import Tensor
-
-from vision.checkpoints.layouts import rules
-from vision.checkpoints.layouts.rules import IMAGENET, Converted, Ignored, Rule
+from vision.checkpoints.layouts.rules import IMAGENET, Ignored, Rule, Table
 from vision.checkpoints.layouts.timm.timm_names import VIT
 
 DINO = (
@@ -23,10 +18,4 @@ IGNORED = (
     Ignored(r"mask_token", "stands for hidden patches in pretraining"),
     Ignored(r"(dino_|ibot_)?head\.(mlp|last_layer)\..*", "the head of pretraining"),
 )
-
-
-def to_ours(tensors: Mapping[str, Tensor]) -> Converted:
-    """A ViT of either version, with or without registers."""
-    result = rules.to_ours(DINO, IGNORED, tensors)
-    result.preprocess |= IMAGENET | {"interpolation": "bicubic", "crop_ratio": 0.875}
-    return result
+to_ours = Table(DINO, IGNORED, IMAGENET | {"interpolation": "bicubic", "crop_ratio": 0.875})

@@ -2,21 +2,33 @@
 
 from torch import Tensor
 
-from vision.checkpoints.layouts import official, torchvision
+from vision.checkpoints.layouts import official, rules, torchvision
 from vision.checkpoints.layouts.exporting import (
+    ANY,
+    PLAIN_VIT,
     Export,
+    Needs,
+    check_settings,
     not_timm,
     one_window,
     position_rows,
     refuse,
     shift_masks,
     swin_of,
-    vit_of,
     window_buffers,
     without_positions,
 )
-from vision.models.configs import SwinV2Config
+from vision.models.configs import SwinV2Config, ViTConfig
 from vision.models.vit import ViT
+
+VIT: Needs = {
+    **PLAIN_VIT,
+    "qkv_bias": ("qkv",),
+    "representation": ANY,
+    "activation": ("gelu",),
+    "norm_eps": (1e-6,),
+}
+"""Settings of torchvision's ViT."""
 
 
 def torchvision_tensors(export: Export) -> dict[str, Tensor]:
@@ -38,23 +50,12 @@ def torchvision_tensors(export: Export) -> dict[str, Tensor]:
 
 
 def _torchvision_vit(export: Export) -> dict[str, Tensor]:
-    _, config = vit_of(export, "torchvision")
-    if not config.class_token or config.pool != "class_token":
-        refuse("torchvision", f"its head sees pool={config.pool}; there it sees the class token")
-    extras = {
-        "registers": config.registers > 0,
-        "a distillation token": config.distillation_token,
-        "layer scale": config.layer_scale is not None,
-        "norms of queries and keys": config.qk_norm,
-        "a gated MLP": config.mlp == "gated",
-    }
-    if found := [name for name, present in extras.items() if present]:
-        refuse("torchvision", f"its ViT has no {' and no '.join(found)}")
-    if config.norm_eps != 1e-6:
-        export.notes.append(f"norm_eps={config.norm_eps} here; torchvision's ViT has 1e-06.")
+    config = export.opened.config
+    assert isinstance(config, ViTConfig)
+    check_settings(config, VIT, "torchvision", "its ViT")
     tensors = without_positions(export.tensors)
     tensors["positions.table"] = position_rows(export, 1)
-    return torchvision.vit_from_ours(tensors)
+    return rules.from_ours(torchvision.VIT, tensors)
 
 
 def official_tensors(export: Export) -> dict[str, Tensor]:
@@ -73,4 +74,4 @@ def official_tensors(export: Export) -> dict[str, Tensor]:
         name: buffer if buffer.ndim > 1 else buffer.view(round(len(buffer) ** 0.5), -1)
         for name, buffer in window_buffers(model).items()
     }
-    return official.from_ours(export.tensors, buffers | shift_masks(model))
+    return rules.from_ours(official.SWIN, export.tensors) | buffers | shift_masks(model)

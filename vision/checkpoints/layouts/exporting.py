@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vision.checkpoints.open import OpenedModel
 from vision.config import ConfigError, pair
+from vision.models.attention import width_of_head
 from vision.models.configs import (
     AnySwinConfig,
     SwinConfig,
@@ -56,13 +57,41 @@ def refuse(library: str, reason: str) -> NoReturn:
     raise ConfigError(f"{library} cannot express this model: {reason}. format=vision keeps it all.")
 
 
-def vit_of(export: Export, library: str) -> tuple[ViT, ViTConfig]:
-    """The model, if it is a ViT whose positions are added to the patches."""
-    model, config = export.model, export.opened.config
-    assert isinstance(model, ViT) and isinstance(config, ViTConfig)
-    if config.positions == "rotary":
-        refuse(library, "its positions turn queries and keys (positions=rotary)")
-    return model, config
+Needs = Mapping[str, tuple[Any, ...]]
+"""Values that settings of a model must have, where any other would compute something else."""
+ANY: tuple[Any, ...] = ()
+PLAIN_VIT: Needs = {
+    "stem": ("patch",),
+    "class_token": (True,),
+    "registers": (0,),
+    "distillation_token": (False,),
+    "positions": ("learned", "sincos2d", "fourier", "none"),
+    "relative_bias": ("none",),
+    "embedding_norm": (False,),
+    "block_norm": ("before",),
+    "qkv_bias": ("qkv", "none"),
+    "qk_norm": (False,),
+    "attention_norm": (False,),
+    "layer_scale": (None,),
+    "mlp": ("plain",),
+    "mlp_norm": (False,),
+    "pool": ("class_token",),
+    "pool_norm": ("before", "after"),
+    "representation": (None,),
+    "projection": (None,),
+}
+"""The ViT of the paper, whose fixed positions can be written as a table."""
+
+
+def check_settings(config: ViTConfig, needs: Needs, library: str, model: str) -> None:
+    """Refuse a ViT with a setting that `model` of a library does not have."""
+    for name, allowed in needs.items():
+        value = getattr(config, name)
+        if allowed and value not in allowed:
+            wanted = " or ".join(f"{name}={option}" for option in allowed)
+            refuse(library, f"{model} has {wanted}, not {name}={value}")
+    if config.heads * width_of_head(config) != config.width:
+        refuse(library, f"{model} has heads of width / heads, not head_width={config.head_width}")
 
 
 def swin_of(export: Export, library: str) -> tuple[Swin, SwinConfig | SwinV2Config]:

@@ -11,16 +11,15 @@ from einops import rearrange
 from torch import Tensor
 
 from vision.checkpoints.layouts import rules
-from vision.checkpoints.layouts.rules import BUFFERS, Change, Converted, Rule
+from vision.checkpoints.layouts.rules import BUFFERS, Change, Converted, Rule, same, within
+from vision.checkpoints.layouts.timm.timm_names import STAGE_BLOCK, SWIN_BLOCK
 
 VIT = (
-    Rule("cls_token", "cls_token"),
-    Rule("dist_token", "dist_token"),
+    *same("cls_token", "dist_token"),
     Rule("positions.table", "pos_embed"),
     Rule("patch_embed.proj.*", "patch_embed.projection.*"),
+    *within("blocks.{i}.attn", "layers.{i}.attn", ("qkv.*", "proj.*")),
     Rule("blocks.{i}.norm1.*", "layers.{i}.ln1.*"),
-    Rule("blocks.{i}.attn.qkv.*", "layers.{i}.attn.qkv.*"),
-    Rule("blocks.{i}.attn.proj.*", "layers.{i}.attn.proj.*"),
     Rule("blocks.{i}.ls1.gamma", "layers.{i}.attn.gamma1.weight"),
     Rule("blocks.{i}.norm2.*", "layers.{i}.ln2.*"),
     Rule("blocks.{i}.mlp.fc1.*", "layers.{i}.ffn.layers.0.0.*"),
@@ -40,29 +39,13 @@ def _part_by_part(tensor: Tensor) -> Tensor:
     return rearrange(tensor, "... (c row column) -> ... (column row c)", row=2, column=2).clone()
 
 
-def _channel_by_channel(tensor: Tensor) -> Tensor:
-    return rearrange(tensor, "... (column row c) -> ... (c row column)", row=2, column=2).clone()
-
-
-UNFOLD = Change(_part_by_part, _channel_by_channel)
-_OURS, _THEIRS = "layers.{s}.blocks.{b}", "stages.{s}.blocks.{b}"
+UNFOLD = Change(_part_by_part)
+SWIN_NAMES = {name: name.replace("attn.", "attn.w_msa.") for name in SWIN_BLOCK}
+SWIN_NAMES |= {"mlp.fc1.*": "ffn.layers.0.0.*", "mlp.fc2.*": "ffn.layers.1.*"}
 SWIN = (
     Rule("patch_embed.proj.*", "patch_embed.projection.*"),
     Rule("patch_norm.*", "patch_embed.norm.*"),
-    Rule(f"{_OURS}.norm1.*", f"{_THEIRS}.norm1.*"),
-    Rule(f"{_OURS}.attn.qkv.*", f"{_THEIRS}.attn.w_msa.qkv.*"),
-    Rule(f"{_OURS}.attn.proj.*", f"{_THEIRS}.attn.w_msa.proj.*"),
-    Rule(
-        f"{_OURS}.attn.relative_position_bias_table",
-        f"{_THEIRS}.attn.w_msa.relative_position_bias_table",
-    ),
-    Rule(f"{_OURS}.attn.q_bias", f"{_THEIRS}.attn.w_msa.q_bias"),
-    Rule(f"{_OURS}.attn.v_bias", f"{_THEIRS}.attn.w_msa.v_bias"),
-    Rule(f"{_OURS}.attn.logit_scale", f"{_THEIRS}.attn.w_msa.logit_scale"),
-    Rule(f"{_OURS}.attn.cpb_mlp.{{j}}.*", f"{_THEIRS}.attn.w_msa.cpb_mlp.{{j}}.*"),
-    Rule(f"{_OURS}.norm2.*", f"{_THEIRS}.norm2.*"),
-    Rule(f"{_OURS}.mlp.fc1.*", f"{_THEIRS}.ffn.layers.0.0.*"),
-    Rule(f"{_OURS}.mlp.fc2.*", f"{_THEIRS}.ffn.layers.1.*"),
+    *within(STAGE_BLOCK, "stages.{s}.blocks.{b}", SWIN_NAMES),
     Rule("layers.{s}.downsample.reduction.*", "stages.{s-1}.downsample.reduction.*", UNFOLD),
     Rule("norm.*", "norm{n}.*"),  # n is the last stage
     Rule("head.*", "head.fc.*"),

@@ -3,33 +3,13 @@
 The merging between two stages belongs to the end of the first one, not to the start of the second.
 """
 
-from collections.abc import Mapping
-
-from torch import Tensor
-
-from vision.checkpoints.layouts import rules
-from vision.checkpoints.layouts.rules import BUFFERS, IMAGENET, Converted, Rule
-from vision.checkpoints.layouts.timm.timm_names import SWIN_BLOCK
+from vision.checkpoints.layouts.rules import BUFFERS, IMAGENET, Rule, Table, same, within
+from vision.checkpoints.layouts.timm.timm_names import STAGE_BLOCK, SWIN_BLOCK
 
 SWIN = (
-    Rule("patch_embed.proj.*", "patch_embed.proj.*"),
+    *same("patch_embed.proj.*", "absolute_pos_embed", "norm.*", "head.*"),
     Rule("patch_norm.*", "patch_embed.norm.*"),
-    Rule("absolute_pos_embed", "absolute_pos_embed"),
-    *SWIN_BLOCK,
-    Rule("layers.{s}.downsample.norm.*", "layers.{s-1}.downsample.norm.*"),
-    Rule("layers.{s}.downsample.reduction.*", "layers.{s-1}.downsample.reduction.*"),
-    Rule("norm.*", "norm.*"),
-    Rule("head.*", "head.*"),
+    *within(STAGE_BLOCK, STAGE_BLOCK, SWIN_BLOCK),
+    *within("layers.{s}.downsample", "layers.{s-1}.downsample", ("norm.*", "reduction.*")),
 )
-
-
-def to_ours(tensors: Mapping[str, Tensor]) -> Converted:
-    """A Swin of either version."""
-    result = rules.to_ours(SWIN, BUFFERS, tensors)
-    result.preprocess |= IMAGENET | {"interpolation": "bicubic", "crop_ratio": 0.875}
-    return result
-
-
-def from_ours(tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our Swin of either version, with what the official code stores beside the parameters."""
-    return rules.from_ours(SWIN, tensors) | dict(buffers)
+to_ours = Table(SWIN, BUFFERS, IMAGENET | {"interpolation": "bicubic", "crop_ratio": 0.875})

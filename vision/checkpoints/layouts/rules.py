@@ -8,7 +8,7 @@ code. In a name
     {q|k|v}               in their name: several tensors that are one here, joined along axis 0
 
 Tables work in both directions. A rule may also change a tensor on its way; such a `Change` has its
-inverse, where there is one.
+inverse, where files are written in the layout.
 """
 
 import math
@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -28,7 +29,8 @@ class Change(NamedTuple):
     """How a tensor is laid out here and there."""
 
     to_ours: Callable[[Tensor], Tensor]
-    from_ours: Callable[[Tensor], Tensor]
+    from_ours: Callable[[Tensor], Tensor] | None = None
+    """The inverse; None: no file is written in this layout."""
 
 
 class Rule(NamedTuple):
@@ -37,6 +39,19 @@ class Rule(NamedTuple):
     ours: str
     theirs: str
     change: Change | None = None
+
+
+def same(*names: str) -> tuple[Rule, ...]:
+    """Rules for tensors that have the same name in both projects."""
+    return tuple(Rule(name, name) for name in names)
+
+
+def within(ours: str, theirs: str, names: Mapping[str, str] | Sequence[str]) -> tuple[Rule, ...]:
+    """Rules for the parts of a module by its name here and there; of each part our name and theirs,
+    or the one that it has in both.
+    """
+    pairs = names.items() if isinstance(names, Mapping) else zip(names, names, strict=True)
+    return tuple(Rule(f"{ours}.{own}", f"{theirs}.{other}") for own, other in pairs)
 
 
 class Ignored(NamedTuple):
@@ -147,11 +162,29 @@ def from_ours(rules: Sequence[Rule], tensors: Mapping[str, Tensor]) -> dict[str,
             spellings = _parts(rule.theirs)
             names = [_fill(spelling, values) for spelling in spellings]
             for theirs, part in zip(names, tensor.chunk(len(names)), strict=True):
-                result[theirs] = part if rule.change is None else rule.change.from_ours(part)
+                if rule.change is not None:
+                    assert rule.change.from_ours is not None
+                    part = rule.change.from_ours(part)
+                result[theirs] = part
             break
         else:
             raise CheckpointError(f"The layout has no name for '{name}'.")
     return result
+
+
+class Table(NamedTuple):
+    """A layout whose tensors need no more than other names."""
+
+    rules: tuple[Rule, ...]
+    ignored: tuple[Ignored, ...] = ()
+    preprocess: Mapping[str, object] = MappingProxyType({})
+    """How the images of published models were prepared."""
+
+    def __call__(self, tensors: Mapping[str, Tensor]) -> Converted:
+        """Tensors of the layout under our names."""
+        result = to_ours(self.rules, self.ignored, tensors)
+        result.preprocess |= self.preprocess
+        return result
 
 
 _BIASED = re.compile(

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from vision.checkpoints.errors import CheckpointError, NewerFormatError
+from vision.checkpoints.files.mapped import DTYPE_NAMES, STORED_DTYPES
 from vision.checkpoints.native.checkpoint_folder import latest
 from vision.checkpoints.native.header import (
     Header,
@@ -27,42 +28,10 @@ from vision.checkpoints.native.header import (
     open_checkpoint,
     place,
     read_header,
-    read_record,
     unreadable,
 )
 from vision.checkpoints.native.record import Record, stamp
 from vision.files import replacing, write_all
-
-__all__ = [
-    "Checkpoint",
-    "CheckpointError",
-    "NewerFormatError",
-    "Opened",
-    "open_latest",
-    "read_checkpoint",
-    "read_record",
-    "write_checkpoint",
-]
-
-DTYPE_NAMES = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.uint16: "U16",
-    torch.int16: "I16",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.uint32: "U32",
-    torch.int32: "I32",
-    torch.float32: "F32",
-    torch.uint64: "U64",
-    torch.int64: "I64",
-    torch.float64: "F64",
-    torch.complex64: "C64",
-}
-DTYPES = dict(zip(DTYPE_NAMES.values(), DTYPE_NAMES, strict=True))
 
 
 class Checkpoint(NamedTuple):
@@ -216,7 +185,7 @@ def _read_tensor(file: BufferedReader, path: Path, header: Header, name: str) ->
         raise cut_short(path, f"{found} of {data.numel()} bytes of '{name}'")
     if zlib.crc32(_memory(data)) != header.checksums[name]:
         raise damaged(path, f"'{name}'")
-    tensor = data.view(DTYPES[entry.dtype]).reshape(entry.shape)
+    tensor = data.view(STORED_DTYPES[entry.dtype]).reshape(entry.shape)
     if name not in header.orders:
         return tensor
     order = header.orders[name]

@@ -28,20 +28,13 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.files.described import check_shape
+from vision.checkpoints.errors import OLDER, CheckpointError
+from vision.checkpoints.files.described import SAFETENSORS, check_shape
 from vision.checkpoints.native.record import Record, check_record, upgrade
 
 MARK = b'{"__metadata__":{"vision_checkpoint":"'
 HEADER_LIMIT = 100_000_000
 """Bytes; the same limit as in the safetensors library."""
-ITEM_BYTES = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
-    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
-    **dict.fromkeys(("U32", "I32", "F32"), 4),
-    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
-}
-_DAMAGED = "Use an older checkpoint of the run, or a copy of this one."
 
 
 class Entry(NamedTuple):
@@ -88,9 +81,9 @@ def place(sizes: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Entry]:
     """
     stop = 0
     entries = {}
-    for name in sorted(sizes, key=lambda name: -ITEM_BYTES[sizes[name][0]]):
+    for name in sorted(sizes, key=lambda name: -SAFETENSORS[sizes[name][0]][1]):
         dtype, shape = sizes[name]
-        start, stop = stop, stop + math.prod(shape) * ITEM_BYTES[dtype]
+        start, stop = stop, stop + math.prod(shape) * SAFETENSORS[dtype][1]
         entries[name] = Entry(dtype, shape, start, stop)
     return {name: entries[name] for name in sizes}
 
@@ -141,7 +134,7 @@ def read_header(file: BufferedReader, path: Path) -> Header:
         header = _parse(text, data_start)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(
-            f"{path} has a header without sense ({error!s:.200}). {_DAMAGED}"
+            f"{path} has a header without sense ({error!s:.200}). {OLDER}"
         ) from error
     end = data_start + max((e.stop for e in header.entries.values()), default=0)
     if size != end:
@@ -156,12 +149,12 @@ def unreadable(path: Path, error: OSError) -> CheckpointError:
 
 def cut_short(path: Path, found: str) -> CheckpointError:
     """A file that lost its end, or has more than its header tells of."""
-    return CheckpointError(f"{path} is not complete: {found}. {_DAMAGED}")
+    return CheckpointError(f"{path} is not complete: {found}. {OLDER}")
 
 
 def damaged(path: Path, what: str) -> CheckpointError:
     """A file with other bytes than those that were written."""
-    return CheckpointError(f"{path} is damaged: the checksum of {what} is wrong. {_DAMAGED}")
+    return CheckpointError(f"{path} is damaged: the checksum of {what} is wrong. {OLDER}")
 
 
 def _read_text(file: BufferedReader, path: Path, size: int) -> tuple[bytes, int]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vision.checkpoints.native.checkpoint import DTYPE_NAMES, DTYPES
+from vision.checkpoints.files.mapped import DTYPE_NAMES, STORED_DTYPES
 from vision.checkpoints.native.record import Record, check_record
 
 Names = Sequence[Sequence[str]]
@@ -139,7 +139,7 @@ def _join(value: Any, tensors: Mapping[str, Tensor]) -> Any:
                 raise ValueError(f"The checkpoint's optimiser lacks the tensor '{name}'.")
             return tensors[name]
         case {"$dtype": dtype}:
-            return DTYPES[dtype]
+            return STORED_DTYPES[dtype]
         case {"$tuple": items}:
             return tuple(_join(v, tensors) for v in items)
         case {"$items": pairs}:

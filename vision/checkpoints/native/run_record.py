@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, FailFast, Field, FiniteFloat, model_validator
 
-from vision.checkpoints.errors import CheckpointError
+from vision.checkpoints.errors import OLDER, CheckpointError
 from vision.config import Config, ConfigError, Count, PositiveInt, parse
 from vision.data.configs import DataConfig, Interpolation
 from vision.models.configs import ModelConfig
@@ -132,10 +132,7 @@ def run_record(record: Mapping[str, Any], path: Path) -> RunRecord:
         return parse(RunRecord, values)
     except (ConfigError, RecursionError) as error:
         lines = str(error).splitlines()
-    raise CheckpointError(
-        f"{path} has a record that cannot be used. {_shortened(lines)} "
-        f"Use an older checkpoint of the run, or a copy of this one."
-    )
+    raise CheckpointError(f"{path} has a record that cannot be used. {_shortened(lines)} {OLDER}")
 
 
 def _shortened(lines: list[str]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vision.checkpoints.errors import CheckpointError
+from vision.checkpoints.errors import OLDER, CheckpointError
 from vision.checkpoints.native.run_record import LoraRecord, RunRecord
 from vision.config import pair
 from vision.models.attention import width_of_head
@@ -34,24 +34,51 @@ def check_sizes(record: RunRecord, shapes: Shapes, path: Path) -> None:
 
     `shapes` are those of the model's tensors by their plain names, before LoRA's additions are
     merged. Only what decides time and memory is compared; whether every tensor fits is seen when
-    they are loaded. The sizes of timm's models are decided by timm: only the geometry is checked.
+    they are loaded.
     """
+    if isinstance(record.model, TimmConfig):
+        _check_timm(record, record.model, shapes, path)
     for field, recorded, found in _compared(record, shapes):
         if recorded != found:
-            raise CheckpointError(
-                f"{path} contradicts itself: its record says {field} = {_shown(recorded)}, its "
-                f"tensors say {_shown(found)}. Use an older checkpoint of the run, or a copy of "
-                f"this one."
-            )
-    derived = _derived(record)
-    if derived > _LARGEST:
-        raise CheckpointError(
-            f"{path} has a record without sense: images of {_shown(record.preprocess.image_size)} "
-            f"pixels would need a table of {derived} numbers; at most {_LARGEST} are possible. "
-            f"Use an older checkpoint of the run, or a copy of this one."
-        )
+            said = f"{field} = {_shown(recorded)}, its tensors say {_shown(found)}"
+            raise CheckpointError(f"{path} contradicts itself: its record says {said}. {OLDER}")
+    _check_derived(record, _derived(record), path)
     if isinstance(record.tune, LoraRecord):
         _check_additions(record.tune, shapes, path)
+
+
+def _check_derived(record: RunRecord, numbers: int, path: Path) -> None:
+    if numbers > _LARGEST:
+        raise CheckpointError(
+            f"{path} has an invalid record: images of {_shown(record.preprocess.image_size)} "
+            f"pixels would need tables of {numbers} numbers; at most {_LARGEST} are possible. "
+            f"{OLDER}"
+        )
+
+
+def _check_timm(record: RunRecord, config: TimmConfig, shapes: Shapes, path: Path) -> None:
+    """Refuse a model of timm that is far larger than its tensors. Only timm knows its sizes, so it
+    builds the model, on the meta device, where weights and tables take no memory.
+    """
+    from vision.models.build import build_model
+
+    size, classes = record.preprocess.image_size, len(record.classes)
+    try:
+        model = build_model(config, size, channels=record.channels, classes=classes, device="meta")
+    # timm raises any of these for a size or a number of channels that a model cannot have.
+    except (ValueError, TypeError, ArithmeticError, RuntimeError, AssertionError) as error:
+        raise CheckpointError(
+            f"{path} has an invalid record: timm cannot build '{_shown(config.name)}' for images "
+            f"of {_shown(size)} pixels ({_shown(error)}). {OLDER}"
+        ) from error
+    wanted = sum(parameter.numel() for parameter in model.parameters())
+    found = sum(math.prod(shape) for shape in shapes.values())
+    if wanted > 2 * found:
+        raise CheckpointError(
+            f"{path} contradicts itself: {_shown(config.name)} of timm has {wanted} parameters, "
+            f"its tensors have {found} numbers. {OLDER}"
+        )
+    _check_derived(record, sum(buffer.numel() for buffer in model.buffers()), path)
 
 
 def _compared(record: RunRecord, shapes: Shapes) -> Iterator[Comparison]:
@@ -124,7 +151,7 @@ def _derived(record: RunRecord) -> int:
             windows = stage_windows(config, record.preprocess.image_size)
             return cells * max(math.prod(window) for window in windows)
         case TimmConfig():
-            return math.prod(record.preprocess.image_size)
+            return 0  # see _check_timm
 
 
 def _cells(record: RunRecord) -> int:
@@ -150,8 +177,7 @@ def _check_additions(tune: LoraRecord, shapes: Shapes, path: Path) -> None:
                 continue
         raise CheckpointError(
             f"{path} has additions to '{name[:100]}' that do not fit its weight and "
-            f"tune.targets = {list(tune.targets)}. Use an older checkpoint of the run, or a copy "
-            f"of this one."
+            f"tune.targets = {list(tune.targets)}. {OLDER}"
         )
 
 

@@ -1,21 +1,27 @@
 """A ViT as transformers stores it: which of its types computes the same, and with which config."""
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vision.checkpoints.layouts.exporting import Export, position_rows, refuse, without_positions
+from vision.checkpoints.layouts.exporting import (
+    ANY,
+    PLAIN_VIT,
+    Export,
+    Needs,
+    check_settings,
+    position_rows,
+    refuse,
+    without_positions,
+)
 from vision.checkpoints.layouts.huggingface import huggingface_names as huggingface
 from vision.checkpoints.layouts.huggingface.huggingface_config import ACTIVATIONS
 from vision.config import pair
-from vision.models.attention import width_of_head
 from vision.models.configs import ViTConfig
 from vision.models.positions.rotary import dinov3_periods
 
 NAME = "Hugging Face"
-Needs = Mapping[str, tuple[Any, ...]]
 
 
 class Kind(NamedTuple):
@@ -24,68 +30,45 @@ class Kind(NamedTuple):
     classes: tuple[str | None, str | None]
     """Its classes with and without a head; None: there is none."""
     needs: Needs
-    """Values that settings of a model have to have, where any other would compute something else.
-    """
 
 
-_VIT: Needs = {
-    "stem": ("patch",),
-    "class_token": (True,),
-    "registers": (0,),
-    "distillation_token": (False,),
-    "positions": ("learned", "sincos2d", "fourier", "none"),
-    "relative_bias": ("none",),
-    "embedding_norm": (False,),
-    "block_norm": ("before",),
-    "qkv_bias": ("qkv", "none"),
-    "qk_norm": (False,),
-    "attention_norm": (False,),
-    "layer_scale": (None,),
-    "mlp": ("plain",),
-    "mlp_norm": (False,),
-    "pool": ("class_token",),
-    "pool_norm": ("before", "after"),
-    "representation": (None,),
-    "projection": (None,),
-}
-_ANY: tuple[Any, ...] = ()
-_DINOV2 = {**_VIT, "layer_scale": _ANY, "mlp": ("plain", "gated")}
+_DINOV2 = {**PLAIN_VIT, "layer_scale": ANY, "mlp": ("plain", "gated")}
 _DINOV2["pool"] = ("class_token_and_mean",)
 _CLIP: Needs = {
-    **_VIT,
+    **PLAIN_VIT,
     "stem": ("patch_no_bias",),
     "embedding_norm": (True,),
     "qkv_bias": ("qkv",),
 }
 _SIGLIP: Needs = {
-    **_VIT,
+    **PLAIN_VIT,
     "class_token": (False,),
     "qkv_bias": ("qkv",),
     "pool_norm": ("before",),
 }
 KINDS = {
-    "vit": Kind(("ViTForImageClassification", "ViTModel"), _VIT),
+    "vit": Kind(("ViTForImageClassification", "ViTModel"), PLAIN_VIT),
     "deit": Kind(
         ("DeiTForImageClassificationWithTeacher", "DeiTModel"),
-        {**_VIT, "distillation_token": (True,)},
+        {**PLAIN_VIT, "distillation_token": (True,)},
     ),
     "dinov2": Kind(("Dinov2ForImageClassification", "Dinov2Model"), _DINOV2),
     "dinov2_with_registers": Kind(
         ("Dinov2WithRegistersForImageClassification", "Dinov2WithRegistersModel"),
-        {**_DINOV2, "registers": _ANY},
+        {**_DINOV2, "registers": ANY},
     ),
     "dinov3_vit": Kind(
         (None, "DINOv3ViTModel"),
         {
             **_DINOV2,
-            "registers": _ANY,
+            "registers": ANY,
             "positions": ("rotary",),
             "rotary": ("dinov3", "dinov3_hf"),
-            "qkv_bias": _ANY,
+            "qkv_bias": ANY,
             "pool": ("class_token",),
         },
     ),
-    "clip_vision_model": Kind((None, "CLIPVisionModel"), {**_CLIP, "projection": _ANY}),
+    "clip_vision_model": Kind((None, "CLIPVisionModel"), {**_CLIP, "projection": ANY}),
     "clip": Kind(
         ("CLIPForImageClassification", None),
         {**_CLIP, "pool": ("mean",), "pool_norm": ("none",)},
@@ -95,10 +78,10 @@ KINDS = {
     "beit": Kind(
         ("BeitForImageClassification", "BeitModel"),
         {
-            **_VIT,
-            "relative_bias": _ANY,
+            **PLAIN_VIT,
+            "relative_bias": ANY,
             "qkv_bias": ("qv",),
-            "layer_scale": _ANY,
+            "layer_scale": ANY,
             "pool": ("class_token", "mean"),
         },
     ),
@@ -152,15 +135,10 @@ def _kind(config: ViTConfig) -> str:
 def _check(export: Export, config: ViTConfig, kind: str) -> None:
     """Refuse a model that the type does not compute."""
     has_head = bool(export.opened.classes)
-    for name, allowed in KINDS[kind].needs.items():
-        value = getattr(config, name)
-        if name == "pool" and kind.startswith("dinov2") and not has_head:
-            allowed = ("class_token", "class_token_and_mean")
-        if allowed and value not in allowed:
-            wanted = " or ".join(f"{name}={option}" for option in allowed)
-            refuse(NAME, f"its type '{kind}' has {wanted}, not {name}={value}")
-    if config.heads * width_of_head(config) != config.width:
-        refuse(NAME, f"its heads are width / heads wide, not head_width={config.head_width}")
+    needs = KINDS[kind].needs
+    if kind.startswith("dinov2") and not has_head:
+        needs = {**needs, "pool": ("class_token", "class_token_and_mean")}
+    check_settings(config, needs, NAME, f"its type '{kind}'")
     if KINDS[kind].classes[0 if has_head else 1] is None:
         what = "no head" if has_head else "a head, which these weights lack,"
         refuse(NAME, f"its type '{kind}' has {what} for these features")

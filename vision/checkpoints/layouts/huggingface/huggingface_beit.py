@@ -8,44 +8,47 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from vision.checkpoints.layouts import rules
-from vision.checkpoints.layouts.huggingface.huggingface_dino import EMBEDDING, HEAD
-from vision.checkpoints.layouts.rules import BUFFERS, Converted, Ignored, Rule, Usual
+from vision.checkpoints.layouts.huggingface.huggingface_dino import (
+    BLOCK,
+    BLOCK_IN_MEMORY,
+    EMBEDDING,
+    HEAD,
+)
+from vision.checkpoints.layouts.rules import BUFFERS, Converted, Ignored, Rule, Usual, within
 
 _TABLE = "relative_position_bias.relative_position_bias_table"
 _LAYER = "encoder.layer.{i}"
 POOLED = Rule("norm.*", "pooler.layernorm.*")
+SCALES = {"ls1.gamma": "lambda_1", "ls2.gamma": "lambda_2"}
 BEIT = (
     *EMBEDDING,
     Rule("relative.table", f"encoder.{_TABLE}"),
-    Rule("blocks.{i}.norm1.*", f"{_LAYER}.layernorm_before.*"),
-    Rule(
-        "blocks.{i}.attn.qkv.weight",
-        f"{_LAYER}.attention.attention.{{query|key|value}}.weight",
+    *within("blocks.{i}", _LAYER, BLOCK | SCALES),
+    *within(
+        "blocks.{i}.attn",
+        f"{_LAYER}.attention.attention",
+        {
+            "qkv.weight": "{query|key|value}.weight",
+            "q_bias": "query.bias",
+            "v_bias": "value.bias",
+        },
     ),
-    Rule("blocks.{i}.attn.q_bias", f"{_LAYER}.attention.attention.query.bias"),
-    Rule("blocks.{i}.attn.v_bias", f"{_LAYER}.attention.attention.value.bias"),
     Rule("blocks.{i}.relative.table", f"{_LAYER}.attention.attention.{_TABLE}"),
-    Rule("blocks.{i}.attn.proj.*", f"{_LAYER}.attention.output.dense.*"),
-    Rule("blocks.{i}.ls1.gamma", f"{_LAYER}.lambda_1"),
-    Rule("blocks.{i}.norm2.*", f"{_LAYER}.layernorm_after.*"),
-    Rule("blocks.{i}.mlp.fc1.*", f"{_LAYER}.intermediate.dense.*"),
-    Rule("blocks.{i}.mlp.fc2.*", f"{_LAYER}.output.dense.*"),
-    Rule("blocks.{i}.ls2.gamma", f"{_LAYER}.lambda_2"),
     *HEAD,
 )
 IN_MEMORY = (
     Rule("relative.table", "shared_position_bias.relative_position_bias_table"),
-    Rule("blocks.{i}.norm1.*", "layers.{i}.layernorm_before.*"),
-    Rule("blocks.{i}.attn.qkv.weight", "layers.{i}.attention.{q_proj|k_proj|v_proj}.weight"),
-    Rule("blocks.{i}.attn.q_bias", "layers.{i}.attention.q_proj.bias"),
-    Rule("blocks.{i}.attn.v_bias", "layers.{i}.attention.v_proj.bias"),
+    *within("blocks.{i}", "layers.{i}", BLOCK_IN_MEMORY | SCALES),
+    *within(
+        "blocks.{i}.attn",
+        "layers.{i}.attention",
+        {
+            "qkv.weight": "{q_proj|k_proj|v_proj}.weight",
+            "q_bias": "q_proj.bias",
+            "v_bias": "v_proj.bias",
+        },
+    ),
     Rule("blocks.{i}.relative.table", f"layers.{{i}}.{_TABLE}"),
-    Rule("blocks.{i}.attn.proj.*", "layers.{i}.attention.o_proj.*"),
-    Rule("blocks.{i}.ls1.gamma", "layers.{i}.lambda_1"),
-    Rule("blocks.{i}.norm2.*", "layers.{i}.layernorm_after.*"),
-    Rule("blocks.{i}.mlp.fc1.*", "layers.{i}.mlp.fc1.*"),
-    Rule("blocks.{i}.mlp.fc2.*", "layers.{i}.mlp.fc2.*"),
-    Rule("blocks.{i}.ls2.gamma", "layers.{i}.lambda_2"),
 )
 IGNORED = (
     Ignored(r"embeddings\.mask_token", "stands for hidden patches in pretraining"),

@@ -5,12 +5,19 @@ For each `model_type`, fields either have a meaning here (`READ`), are visible i
 refused: a later version of transformers may have given it a meaning.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 from vision.checkpoints.errors import CheckpointError
+from vision.checkpoints.layouts.config_fields import (
+    Field,
+    Settings,
+    choice,
+    follow,
+    only,
+    setting,
+)
 
-Settings = dict[str, Any]
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -25,61 +32,40 @@ ACTIVATIONS = {
 """Names of activations there and here."""
 
 
-class Field(NamedTuple):
-    """A field that changes what a model computes."""
-
-    default: Any
-    """The value where config.json does not have the field."""
-    settings: Callable[[Any], Settings]
-    """The settings of a model for a value, or a KeyError where there are none."""
-
-
-def _setting(name: str, default: Any, kind: Callable[[Any], Any] = lambda value: value) -> Field:
-    return Field(default, lambda value: {name: kind(value)})
-
-
-def _choice(default: Any, choices: Mapping[Any, Settings]) -> Field:
-    return Field(default, lambda value: choices[value])
-
-
-def _only(value: Any) -> Field:
-    return _choice(value, {value: {}})
-
-
 def _activation(default: str) -> Field:
     return Field(default, lambda value: {"activation": ACTIVATIONS[value]})
 
 
 def _transformer(heads: int = 12, eps: float = 1e-12, activation: str = "gelu") -> dict[str, Field]:
     return {
-        "num_attention_heads": _setting("heads", heads),
-        "layer_norm_eps": _setting("norm_eps", eps, float),
+        "num_attention_heads": setting("heads", heads),
+        "layer_norm_eps": setting("norm_eps", eps, float),
         "hidden_act": _activation(activation),
     }
 
 
-_QKV_BIAS = {"qkv_bias": _choice(True, {True: {}, False: {"qkv_bias": "none"}})}
+_QKV_BIAS = {"qkv_bias": choice(True, {True: {}, False: {"qkv_bias": "none"}})}
 _DINOV2 = {
     **_transformer(eps=1e-6),
     **_QKV_BIAS,
-    "apply_layernorm": _only(True),
+    "apply_layernorm": only(True),
     # The gate of its SwiGLU is a silu, whatever hidden_act says.
-    "use_swiglu_ffn": _choice(False, {False: {}, True: {"mlp": "gated", "activation": "silu"}}),
+    "use_swiglu_ffn": choice(False, {False: {}, True: {"mlp": "gated", "activation": "silu"}}),
 }
 _DINOV3 = {
     **_transformer(heads=6, eps=1e-5),
-    "rope_theta": _choice(100.0, {100.0: {}}),
-    "use_gated_mlp": _choice(False, {False: {"mlp": "plain"}, True: {"mlp": "gated"}}),
+    "rope_theta": choice(100.0, {100.0: {}}),
+    "use_gated_mlp": choice(False, {False: {"mlp": "plain"}, True: {"mlp": "gated"}}),
 }
 _SWIN = {
-    "hidden_act": _only("gelu"),
-    "layer_norm_eps": _setting("norm_eps", 1e-5, float),
-    "num_heads": _setting("heads", (3, 6, 12, 24), list),
-    "window_size": _setting("window", 7),
-    "qkv_bias": _only(True),
-    "use_absolute_embeddings": _only(False),
-    "path_norm": _only(True),
-    "patch_norm": _only(True),
+    "hidden_act": only("gelu"),
+    "layer_norm_eps": setting("norm_eps", 1e-5, float),
+    "num_heads": setting("heads", (3, 6, 12, 24), list),
+    "window_size": setting("window", 7),
+    "qkv_bias": only(True),
+    "use_absolute_embeddings": only(False),
+    "path_norm": only(True),
+    "patch_norm": only(True),
 }
 _SWIN_V2 = _SWIN | {
     "pretrained_window_sizes": Field(
@@ -88,11 +74,11 @@ _SWIN_V2 = _SWIN | {
 }
 _BEIT = {
     **_transformer(),
-    "use_mean_pooling": _choice(True, {True: {"pool": "mean"}, False: {"pool": "class_token"}}),
-    "use_absolute_position_embeddings": _choice(
+    "use_mean_pooling": choice(True, {True: {"pool": "mean"}, False: {"pool": "class_token"}}),
+    "use_absolute_position_embeddings": choice(
         False, {True: {"positions": "learned"}, False: {"positions": "none"}}
     ),
-    "layer_scale_init_value": _setting("layer_scale", 0.1, lambda value: value or None),
+    "layer_scale_init_value": setting("layer_scale", 0.1, lambda value: value or None),
 }
 READ: dict[str, dict[str, Field]] = {
     "vit": _transformer() | _QKV_BIAS,
@@ -161,18 +147,9 @@ def model_settings(config: Mapping[str, Any]) -> Settings:
             f"The config.json beside it has model_type={kind}, which is not known here (known: "
             f"{known}). Open it with transformers."
         )
-    fields, settings = READ[kind], Settings()
-    for name, (default, meaning) in fields.items():
-        value = values.get(name, default)
-        try:
-            settings |= meaning(value)
-        except (KeyError, TypeError, ValueError) as error:
-            raise _unknown(kind, name, value, "whose value") from error
-    for name, value in (*config.items(), *values.items()):
-        known_name = name in fields or name in SHAPES or name in UNUSED or name.startswith("_")
-        if not known_name and value not in (None, False, "", [], {}):
-            raise _unknown(kind, name, value, "a field that")
-    return settings | _together(kind, values)
+    place, others = (f"config.json ({kind})", "transformers"), {*SHAPES, *UNUSED}
+    follow(config, {}, {*READ[kind], *others}, *place)  # what is around a tower
+    return follow(values, READ[kind], others, *place) | _together(kind, values)
 
 
 def tower_config(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -198,12 +175,3 @@ def _together(kind: str, values: Mapping[str, Any]) -> Settings:
         # With both, the shared table is part of those of the blocks: see huggingface_beit.py.
         return {"relative_bias": "block" if own else "shared" if shared else "none"}
     return {}
-
-
-def _unknown(kind: str, name: str, value: Any, what: str) -> CheckpointError:
-    return CheckpointError(
-        f"The config.json beside it ({kind}) has {name}={value!r}, {what} is not known here: the "
-        f"model may compute something else than its weights were trained for. Open it with "
-        f"transformers; or, if you know that it makes no difference, take the field out of a copy "
-        f"of the file."
-    )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vision.checkpoints.layouts import rules
-from vision.checkpoints.layouts.rules import Converted, Ignored, Rule, Usual
+from vision.checkpoints.layouts.rules import Converted, Ignored, Rule, Usual, within
 
 EMBEDDING = (
     Rule("cls_token", "embeddings.cls_token"),
@@ -20,47 +20,61 @@ HEAD = (
     Rule("norm.*", "layernorm.*"),
     Rule("head.*", "classifier.*"),
 )
+BLOCK = {
+    "norm1.*": "layernorm_before.*",
+    "attn.proj.*": "attention.output.dense.*",
+    "norm2.*": "layernorm_after.*",
+    "mlp.fc1.*": "intermediate.dense.*",
+    "mlp.fc2.*": "output.dense.*",
+}
+"""Parts of a block of ViT, BEiT and Swin in files."""
+BLOCK_IN_MEMORY = {
+    "norm1.*": "layernorm_before.*",
+    "attn.proj.*": "attention.o_proj.*",
+    "norm2.*": "layernorm_after.*",
+    "mlp.fc1.*": "mlp.fc1.*",
+    "mlp.fc2.*": "mlp.fc2.*",
+}
+"""The same in memory, as of version 5."""
+_LAYER = "encoder.layer.{i}"
+DINO_BLOCK = {
+    "norm1.*": "norm1.*",
+    "ls1.gamma": "layer_scale1.lambda1",
+    "norm2.*": "norm2.*",
+    "ls2.gamma": "layer_scale2.lambda1",
+}
 DINOV2 = (
     *EMBEDDING,
-    Rule("blocks.{i}.norm1.*", "encoder.layer.{i}.norm1.*"),
-    Rule("blocks.{i}.attn.qkv.*", "encoder.layer.{i}.attention.attention.{query|key|value}.*"),
-    Rule("blocks.{i}.attn.proj.*", "encoder.layer.{i}.attention.output.dense.*"),
-    Rule("blocks.{i}.ls1.gamma", "encoder.layer.{i}.layer_scale1.lambda1"),
-    Rule("blocks.{i}.norm2.*", "encoder.layer.{i}.norm2.*"),
-    Rule("blocks.{i}.mlp.fc1.*", "encoder.layer.{i}.mlp.fc1.*"),
-    Rule("blocks.{i}.mlp.fc2.*", "encoder.layer.{i}.mlp.fc2.*"),
-    Rule("blocks.{i}.ls2.gamma", "encoder.layer.{i}.layer_scale2.lambda1"),
+    *within("blocks.{i}", _LAYER, DINO_BLOCK),
+    *within("blocks.{i}.mlp", f"{_LAYER}.mlp", ("fc1.*", "fc2.*")),
+    Rule("blocks.{i}.attn.qkv.*", f"{_LAYER}.attention.attention.{{query|key|value}}.*"),
+    Rule("blocks.{i}.attn.proj.*", f"{_LAYER}.attention.output.dense.*"),
     *HEAD,
 )
-DINOV2_GATED = (
-    Rule("blocks.{i}.mlp.fc1.*", "encoder.layer.{i}.mlp.weights_in.*"),
-    Rule("blocks.{i}.mlp.fc2.*", "encoder.layer.{i}.mlp.weights_out.*"),
+DINOV2_GATED = within(
+    "blocks.{i}.mlp", f"{_LAYER}.mlp", {"fc1.*": "weights_in.*", "fc2.*": "weights_out.*"}
 )
-DINOV2_IN_MEMORY = (
-    Rule("blocks.{i}.attn.qkv.*", "encoder.layer.{i}.attention.{q_proj|k_proj|v_proj}.*"),
-    Rule("blocks.{i}.attn.proj.*", "encoder.layer.{i}.attention.o_proj.*"),
-    Rule("blocks.{i}.mlp.fc1.*", "encoder.layer.{i}.mlp.{gate_proj|up_proj}.*"),
-    Rule("blocks.{i}.mlp.fc2.*", "encoder.layer.{i}.mlp.down_proj.*"),
-)
-DINOV2_ALL = (*DINOV2, *DINOV2_GATED, *DINOV2_IN_MEMORY)
+IN_MEMORY = {
+    "attn.qkv.*": "attention.{q_proj|k_proj|v_proj}.*",
+    "attn.proj.*": "attention.o_proj.*",
+    "mlp.fc1.*": "mlp.{gate_proj|up_proj}.*",
+    "mlp.fc2.*": "mlp.down_proj.*",
+}
+DINOV2_ALL = (*DINOV2, *DINOV2_GATED, *within("blocks.{i}", _LAYER, IN_MEMORY))
 DINOV3 = (
     Rule("cls_token", "embeddings.cls_token"),
     Rule("reg_token", "embeddings.register_tokens"),
     Rule("patch_embed.proj.*", "embeddings.patch_embeddings.*"),
-    Rule("blocks.{i}.norm1.*", "layer.{i}.norm1.*"),
+    *within("blocks.{i}", "layer.{i}", DINO_BLOCK),
     Rule("blocks.{i}.attn.qkv.weight", "layer.{i}.attention.{q_proj|k_proj|v_proj}.weight"),
     Rule("blocks.{i}.attn.proj.*", "layer.{i}.attention.o_proj.*"),
-    Rule("blocks.{i}.ls1.gamma", "layer.{i}.layer_scale1.lambda1"),
-    Rule("blocks.{i}.norm2.*", "layer.{i}.norm2.*"),
     Rule("blocks.{i}.mlp.fc2.*", "layer.{i}.mlp.down_proj.*"),
-    Rule("blocks.{i}.ls2.gamma", "layer.{i}.layer_scale2.lambda1"),
     Rule("norm.*", "norm.*"),
 )
 DINOV3_PLAIN = Rule("blocks.{i}.mlp.fc1.*", "layer.{i}.mlp.up_proj.*")
 DINOV3_GATED = Rule("blocks.{i}.mlp.fc1.*", "layer.{i}.mlp.{gate_proj|up_proj}.*")
-DINOV3_BIASES = (
-    Rule("blocks.{i}.attn.q_bias", "layer.{i}.attention.q_proj.bias"),
-    Rule("blocks.{i}.attn.v_bias", "layer.{i}.attention.v_proj.bias"),
+DINOV3_BIASES = within(
+    "blocks.{i}.attn", "layer.{i}.attention", {"q_bias": "q_proj.bias", "v_bias": "v_proj.bias"}
 )
 DINOV3_BIAS = Rule("blocks.{i}.attn.qkv.bias", "layer.{i}.attention.{q_proj|k_proj|v_proj}.bias")
 IGNORED = (Ignored(r"embeddings\.mask_token", "stands for hidden patches in pretraining"),)

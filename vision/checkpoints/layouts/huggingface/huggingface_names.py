@@ -18,9 +18,15 @@ from vision.checkpoints.layouts.huggingface import (
     huggingface_dino,
     huggingface_towers,
 )
-from vision.checkpoints.layouts.huggingface.huggingface_dino import EMBEDDING, HEAD
+from vision.checkpoints.layouts.huggingface.huggingface_dino import (
+    BLOCK,
+    BLOCK_IN_MEMORY,
+    EMBEDDING,
+    HEAD,
+)
 from vision.checkpoints.layouts.recognise import TYPES
-from vision.checkpoints.layouts.rules import BUFFERS, Converted, Ignored, Rule, Usual
+from vision.checkpoints.layouts.rules import BUFFERS, Converted, Ignored, Rule, Usual, within
+from vision.checkpoints.layouts.timm.timm_names import STAGE_BLOCK
 
 DISTILLED_HEAD = (
     Rule("head.*", "cls_classifier.*"),
@@ -28,65 +34,49 @@ DISTILLED_HEAD = (
 )
 VIT = (
     *EMBEDDING,
-    Rule("blocks.{i}.norm1.*", "encoder.layer.{i}.layernorm_before.*"),
+    *within("blocks.{i}", "encoder.layer.{i}", BLOCK),
     Rule("blocks.{i}.attn.qkv.*", "encoder.layer.{i}.attention.attention.{query|key|value}.*"),
-    Rule("blocks.{i}.attn.proj.*", "encoder.layer.{i}.attention.output.dense.*"),
-    Rule("blocks.{i}.norm2.*", "encoder.layer.{i}.layernorm_after.*"),
-    Rule("blocks.{i}.mlp.fc1.*", "encoder.layer.{i}.intermediate.dense.*"),
-    Rule("blocks.{i}.mlp.fc2.*", "encoder.layer.{i}.output.dense.*"),
     *HEAD,
 )
 VIT_IN_MEMORY = (
-    Rule("blocks.{i}.norm1.*", "layers.{i}.layernorm_before.*"),
+    *within("blocks.{i}", "layers.{i}", BLOCK_IN_MEMORY),
     Rule("blocks.{i}.attn.qkv.*", "layers.{i}.attention.{q_proj|k_proj|v_proj}.*"),
-    Rule("blocks.{i}.attn.proj.*", "layers.{i}.attention.o_proj.*"),
-    Rule("blocks.{i}.norm2.*", "layers.{i}.layernorm_after.*"),
-    Rule("blocks.{i}.mlp.fc1.*", "layers.{i}.mlp.fc1.*"),
-    Rule("blocks.{i}.mlp.fc2.*", "layers.{i}.mlp.fc2.*"),
 )
-_OURS, _THEIRS = "layers.{s}.blocks.{b}", "encoder.layers.{s}.blocks.{b}"
+_THEIRS = "encoder.layers.{s}.blocks.{b}"
 SWIN_SHARED = (
     Rule("patch_embed.proj.*", "embeddings.patch_embeddings.projection.*"),
     Rule("patch_norm.*", "embeddings.norm.*"),
-    Rule(f"{_OURS}.norm1.*", f"{_THEIRS}.layernorm_before.*"),
-    Rule(f"{_OURS}.attn.proj.*", f"{_THEIRS}.attention.output.dense.*"),
-    Rule(f"{_OURS}.norm2.*", f"{_THEIRS}.layernorm_after.*"),
-    Rule(f"{_OURS}.mlp.fc1.*", f"{_THEIRS}.intermediate.dense.*"),
-    Rule(f"{_OURS}.mlp.fc2.*", f"{_THEIRS}.output.dense.*"),
+    *within(STAGE_BLOCK, _THEIRS, BLOCK),
     # The merging between two stages belongs to the end of the first.
-    Rule("layers.{s}.downsample.norm.*", "encoder.layers.{s-1}.downsample.norm.*"),
-    Rule("layers.{s}.downsample.reduction.*", "encoder.layers.{s-1}.downsample.reduction.*"),
-    Rule("norm.*", "layernorm.*"),
-    Rule("head.*", "classifier.*"),
+    *within("layers.{s}.downsample", "encoder.layers.{s-1}.downsample", ("norm.*", "reduction.*")),
+    *HEAD,
 )
 SWIN = (
     *SWIN_SHARED,
-    Rule(f"{_OURS}.attn.qkv.*", f"{_THEIRS}.attention.self.{{query|key|value}}.*"),
-    Rule(
-        f"{_OURS}.attn.relative_position_bias_table",
-        f"{_THEIRS}.attention.self.relative_position_bias_table",
-    ),
+    Rule(f"{STAGE_BLOCK}.attn.qkv.*", f"{_THEIRS}.attention.self.{{query|key|value}}.*"),
+    *within(f"{STAGE_BLOCK}.attn", f"{_THEIRS}.attention.self", ("relative_position_bias_table",)),
 )
 SWIN_V2 = (
     *SWIN_SHARED,
-    Rule(f"{_OURS}.attn.qkv.weight", f"{_THEIRS}.attention.self.{{query|key|value}}.weight"),
-    Rule(f"{_OURS}.attn.q_bias", f"{_THEIRS}.attention.self.query.bias"),
-    Rule(f"{_OURS}.attn.v_bias", f"{_THEIRS}.attention.self.value.bias"),
-    Rule(f"{_OURS}.attn.logit_scale", f"{_THEIRS}.attention.self.logit_scale"),
-    Rule(
-        f"{_OURS}.attn.cpb_mlp.{{j}}.*",
-        f"{_THEIRS}.attention.self.continuous_position_bias_mlp.{{j}}.*",
+    *within(
+        f"{STAGE_BLOCK}.attn",
+        f"{_THEIRS}.attention.self",
+        {
+            "qkv.weight": "{query|key|value}.weight",
+            "q_bias": "query.bias",
+            "v_bias": "value.bias",
+            "logit_scale": "logit_scale",
+            "cpb_mlp.{j}.*": "continuous_position_bias_mlp.{j}.*",
+        },
     ),
 )
 SWIN_IN_MEMORY = (
-    Rule(f"{_OURS}.attn.qkv.*", f"{_THEIRS}.attention.{{q_proj|k_proj|v_proj}}.*"),
-    Rule(f"{_OURS}.attn.proj.*", f"{_THEIRS}.attention.o_proj.*"),
+    *within(STAGE_BLOCK, _THEIRS, BLOCK_IN_MEMORY),
+    Rule(f"{STAGE_BLOCK}.attn.qkv.*", f"{_THEIRS}.attention.{{q_proj|k_proj|v_proj}}.*"),
     Rule(
-        f"{_OURS}.attn.relative_position_bias_table",
+        f"{STAGE_BLOCK}.attn.relative_position_bias_table",
         f"{_THEIRS}.attention.relative_position_bias.relative_position_bias_table",
     ),
-    Rule(f"{_OURS}.mlp.fc1.*", f"{_THEIRS}.mlp.fc1.*"),
-    Rule(f"{_OURS}.mlp.fc2.*", f"{_THEIRS}.mlp.fc2.*"),
 )
 IGNORED = (
     Ignored(r"pooler\..*", "a hidden layer of pretraining, which the classifier does not use"),

@@ -11,19 +11,22 @@ from torch import Tensor
 
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.layouts import rules
-from vision.checkpoints.layouts.rules import Change, Converted, Ignored, Rule, Usual
+from vision.checkpoints.layouts.rules import Change, Converted, Ignored, Rule, Usual, within
 
 TOKEN = Change(lambda tensor: tensor.view(1, 1, -1), lambda tensor: tensor.view(-1))
 TABLE = Change(lambda tensor: tensor[None], lambda tensor: tensor[0])
+BLOCK = {
+    "norm1.*": "layer_norm1.*",
+    "attn.qkv.*": "self_attn.{q_proj|k_proj|v_proj}.*",
+    "attn.proj.*": "self_attn.out_proj.*",
+    "norm2.*": "layer_norm2.*",
+    "mlp.fc1.*": "mlp.fc1.*",
+    "mlp.fc2.*": "mlp.fc2.*",
+}
 TOWER = (
     Rule("patch_embed.proj.*", "embeddings.patch_embedding.*"),
     Rule("positions.table", "embeddings.position_embedding.weight", TABLE),
-    Rule("blocks.{i}.norm1.*", "encoder.layers.{i}.layer_norm1.*"),
-    Rule("blocks.{i}.attn.qkv.*", "encoder.layers.{i}.self_attn.{q_proj|k_proj|v_proj}.*"),
-    Rule("blocks.{i}.attn.proj.*", "encoder.layers.{i}.self_attn.out_proj.*"),
-    Rule("blocks.{i}.norm2.*", "encoder.layers.{i}.layer_norm2.*"),
-    Rule("blocks.{i}.mlp.fc1.*", "encoder.layers.{i}.mlp.fc1.*"),
-    Rule("blocks.{i}.mlp.fc2.*", "encoder.layers.{i}.mlp.fc2.*"),
+    *within("blocks.{i}", "encoder.layers.{i}", BLOCK),
     Rule("norm.*", "post_layernorm.*"),
     Rule("head.*", "classifier.*"),
 )
@@ -35,13 +38,10 @@ CLIP = (
 )
 SIGLIP = (
     Rule("pooling.latent", "head.probe"),
-    # One tensor in the file: see `_split`.
-    Rule("pooling.q.*", "head.attention.q.*"),
-    Rule("pooling.kv.*", "head.attention.kv.*"),
-    Rule("pooling.proj.*", "head.attention.out_proj.*"),
+    # Queries, keys and values are one tensor in the file: see `_split`.
+    *within("pooling", "head.attention", {"q.*": "q.*", "kv.*": "kv.*", "proj.*": "out_proj.*"}),
+    *within("pooling.mlp", "head.mlp", ("fc1.*", "fc2.*")),
     Rule("pooling.norm.*", "head.layernorm.*"),
-    Rule("pooling.mlp.fc1.*", "head.mlp.fc1.*"),
-    Rule("pooling.mlp.fc2.*", "head.mlp.fc2.*"),
     *TOWER,
 )
 IGNORED = (

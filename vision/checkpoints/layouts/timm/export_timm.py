@@ -14,9 +14,10 @@ from vision.checkpoints.layouts.exporting import (
     swin_of,
     without_positions,
 )
-from vision.checkpoints.layouts.timm import timm_names as timm
+from vision.checkpoints.layouts.rules import from_ours
 from vision.checkpoints.layouts.timm.timm_candidates import Candidate, candidates, differences
 from vision.checkpoints.layouts.timm.timm_models import describe
+from vision.checkpoints.layouts.timm.timm_names import NORM_AFTER_POOL, SWIN, VIT
 from vision.config import pair
 from vision.models.configs import SwinConfig, SwinV2Config, ViTConfig, per_stage
 from vision.models.positions.rotary import dinov3_periods
@@ -103,7 +104,8 @@ def _vit_tensors(export: Export, candidate: Candidate) -> dict[str, Tensor]:
         export.notes.append("rotary.periods are rounded in these weights; timm computes them anew.")
     # The norm of a class token is the same before and after it is picked.
     after = config.pool_norm == "after" and config.pool == "mean"
-    return timm.vit_from_ours(tensors, candidate.rules, after)
+    last = (NORM_AFTER_POOL,) if after else ()
+    return from_ours((*last, *candidate.rules, *VIT), tensors)
 
 
 def _swin(export: Export) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
@@ -125,7 +127,7 @@ def _swin(export: Export) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
         trained = config.pretrained_window
         if trained is not None:
             arguments["pretrained_window_sizes"] = list(trained)
-    return architecture, timm.swin_from_ours(export.tensors), arguments
+    return architecture, from_ours(SWIN, export.tensors), arguments
 
 
 def _window_size(model: Swin) -> list[Any]:

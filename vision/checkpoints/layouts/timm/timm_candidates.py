@@ -15,7 +15,7 @@ from vision.models.configs import ViTConfig
 from vision.models.layers import Grid
 
 EVAS = ("eva_giant_patch14_224", "vit_base_patch16_dinov3", "vit_pe_core_base_patch16_224")
-"""The first has an eps of 1e-6 and no settings of its own, the others have an eps of 1e-5."""
+"""Architectures without settings of their own; the first has an eps of 1e-6, the others of 1e-5."""
 POOLS = {"class_token": "token", "mean": "avg", "attention": "map"}
 
 
@@ -104,12 +104,7 @@ def _eva(config: ViTConfig, shared: dict[str, Any]) -> Iterator[Candidate]:
     }
     arguments |= {} if config.layer_scale is None else {"init_values": config.layer_scale}
     own = (*EVA, SPLIT_GATE) if gated and config.mlp_norm else EVA
-    # The first has an eps of 1e-6 and no settings of its own, the others one of 1e-5.
-    for name in (
-        "eva_giant_patch14_224",
-        "vit_base_patch16_dinov3",
-        "vit_pe_core_base_patch16_224",
-    ):
+    for name in EVAS:
         yield Candidate(name, shared | arguments, own)
 
 

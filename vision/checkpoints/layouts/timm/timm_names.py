@@ -5,62 +5,46 @@ in tables of its own. Much else that is published for ViT has timm's names too; 
 dino.py, dinov3.py and mae.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from einops import rearrange
 from torch import Tensor
 
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.layouts import rules
-from vision.checkpoints.layouts.rules import BUFFERS, Asked, Change, Converted, Rule
+from vision.checkpoints.layouts.rules import (
+    BUFFERS,
+    Asked,
+    Change,
+    Converted,
+    Rule,
+    Table,
+    same,
+    within,
+)
 from vision.checkpoints.layouts.timm.timm_families import usual_settings
 
 BLOCK = (
-    Rule("blocks.{i}.norm1.*", "blocks.{i}.norm1.*"),
-    Rule("blocks.{i}.attn.qkv.*", "blocks.{i}.attn.qkv.*"),
-    Rule("blocks.{i}.attn.q_norm.*", "blocks.{i}.attn.q_norm.*"),
-    Rule("blocks.{i}.attn.k_norm.*", "blocks.{i}.attn.k_norm.*"),
-    Rule("blocks.{i}.attn.norm.*", "blocks.{i}.attn.norm.*"),
-    Rule("blocks.{i}.attn.proj.*", "blocks.{i}.attn.proj.*"),
-    Rule("blocks.{i}.ls1.gamma", "blocks.{i}.ls1.gamma"),
-    Rule("blocks.{i}.norm2.*", "blocks.{i}.norm2.*"),
-    Rule("blocks.{i}.mlp.fc1.*", "blocks.{i}.mlp.fc1.*"),
-    Rule("blocks.{i}.mlp.norm.*", "blocks.{i}.mlp.norm.*"),
-    Rule("blocks.{i}.mlp.fc2.*", "blocks.{i}.mlp.fc2.*"),
-    Rule("blocks.{i}.ls2.gamma", "blocks.{i}.ls2.gamma"),
+    *("norm1.*", "attn.qkv.*", "attn.q_norm.*", "attn.k_norm.*", "attn.norm.*", "attn.proj.*"),
+    *("ls1.gamma", "norm2.*", "mlp.fc1.*", "mlp.norm.*", "mlp.fc2.*", "ls2.gamma"),
 )
+POOLING = ("latent", "q.*", "kv.*", "proj.*", "norm.*", "mlp.fc1.*", "mlp.fc2.*")
 VIT = (
-    Rule("patch_embed.proj.*", "patch_embed.proj.*"),
-    Rule("cls_token", "cls_token"),
-    Rule("dist_token", "dist_token"),
-    Rule("reg_token", "reg_token"),
+    *same("patch_embed.proj.*", "cls_token", "dist_token", "reg_token", "norm_pre.*", "norm.*"),
     Rule("positions.table", "pos_embed"),
-    Rule("norm_pre.*", "norm_pre.*"),
-    *BLOCK,
-    Rule("norm.*", "norm.*"),
-    Rule("pooling.latent", "attn_pool.latent"),
-    Rule("pooling.q.*", "attn_pool.q.*"),
-    Rule("pooling.kv.*", "attn_pool.kv.*"),
-    Rule("pooling.proj.*", "attn_pool.proj.*"),
-    Rule("pooling.norm.*", "attn_pool.norm.*"),
-    Rule("pooling.mlp.fc1.*", "attn_pool.mlp.fc1.*"),
-    Rule("pooling.mlp.fc2.*", "attn_pool.mlp.fc2.*"),
+    *within("blocks.{i}", "blocks.{i}", BLOCK),
+    *within("pooling", "attn_pool", POOLING),
     Rule("representation.*", "pre_logits.fc.*"),  # until 0.6; a tanh follows
     Rule("representation.*", "head.pre_logits.fc.*"),
-    Rule("head.*", "head.*"),
-    Rule("head_dist.*", "head_dist.*"),
+    *same("head.*", "head_dist.*"),
 )
 NORM_AFTER_POOL = Rule("norm.*", "fc_norm.*")
-LAYER_SCALE = (
-    Rule("blocks.{i}.ls1.gamma", "blocks.{i}.gamma_1"),
-    Rule("blocks.{i}.ls2.gamma", "blocks.{i}.gamma_2"),
-)
+LAYER_SCALE = within("blocks.{i}", "blocks.{i}", {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"})
 """As Eva, Beit and the original DeiT name it."""
 SPLIT_GATE = Rule("blocks.{i}.mlp.fc1.*", "blocks.{i}.mlp.{fc1_g|fc1_x}.*")
 EVA = (
     *LAYER_SCALE,
-    Rule("blocks.{i}.attn.q_bias", "blocks.{i}.attn.q_bias"),
-    Rule("blocks.{i}.attn.v_bias", "blocks.{i}.attn.v_bias"),
+    *same("blocks.{i}.attn.q_bias", "blocks.{i}.attn.v_bias"),
     Rule("blocks.{i}.relative.table", "blocks.{i}.attn.relative_position_bias_table"),
     Rule("relative.table", "rel_pos_bias.relative_position_bias_table"),
     Rule("rotary.frequencies", "rope.freqs"),
@@ -70,9 +54,8 @@ SPLIT = (
     SPLIT_GATE,
 )
 SPLIT_BIAS = (Rule("blocks.{i}.attn.qkv.bias", "blocks.{i}.attn.{q_proj|k_proj|v_proj}.bias"),)
-SPLIT_BIAS_WITHOUT_KEYS = (
-    Rule("blocks.{i}.attn.q_bias", "blocks.{i}.attn.q_proj.bias"),
-    Rule("blocks.{i}.attn.v_bias", "blocks.{i}.attn.v_proj.bias"),
+SPLIT_BIAS_WITHOUT_KEYS = within(
+    "blocks.{i}.attn", "blocks.{i}.attn", {"q_bias": "q_proj.bias", "v_bias": "v_proj.bias"}
 )
 FLAT_GRID = Change(
     lambda table: rearrange(table, "one y x c -> one (y x) c"),
@@ -90,30 +73,19 @@ ATTENTION_POOL = (
     "token. If it does, and no registers (pool_include_prefix=True), give model.pool=attention; "
     "else use it as a baseline: model=timm model.name=… (timm's name)."
 )
+STAGE_BLOCK = "layers.{s}.blocks.{b}"
 SWIN_BLOCK = (
-    Rule("layers.{s}.blocks.{b}.norm1.*", "layers.{s}.blocks.{b}.norm1.*"),
-    Rule("layers.{s}.blocks.{b}.attn.qkv.*", "layers.{s}.blocks.{b}.attn.qkv.*"),
-    Rule("layers.{s}.blocks.{b}.attn.q_bias", "layers.{s}.blocks.{b}.attn.q_bias"),
-    Rule("layers.{s}.blocks.{b}.attn.v_bias", "layers.{s}.blocks.{b}.attn.v_bias"),
-    Rule("layers.{s}.blocks.{b}.attn.logit_scale", "layers.{s}.blocks.{b}.attn.logit_scale"),
-    Rule("layers.{s}.blocks.{b}.attn.cpb_mlp.{j}.*", "layers.{s}.blocks.{b}.attn.cpb_mlp.{j}.*"),
-    Rule(
-        "layers.{s}.blocks.{b}.attn.relative_position_bias_table",
-        "layers.{s}.blocks.{b}.attn.relative_position_bias_table",
-    ),
-    Rule("layers.{s}.blocks.{b}.attn.proj.*", "layers.{s}.blocks.{b}.attn.proj.*"),
-    Rule("layers.{s}.blocks.{b}.norm2.*", "layers.{s}.blocks.{b}.norm2.*"),
-    Rule("layers.{s}.blocks.{b}.mlp.fc1.*", "layers.{s}.blocks.{b}.mlp.fc1.*"),
-    Rule("layers.{s}.blocks.{b}.mlp.fc2.*", "layers.{s}.blocks.{b}.mlp.fc2.*"),
+    *("norm1.*", "attn.qkv.*", "attn.q_bias", "attn.v_bias", "attn.logit_scale"),
+    *("attn.cpb_mlp.{j}.*", "attn.relative_position_bias_table", "attn.proj.*"),
+    *("norm2.*", "mlp.fc1.*", "mlp.fc2.*"),
 )
+"""The parts of a block of either Swin, which most projects name alike."""
 SWIN = (
-    Rule("patch_embed.proj.*", "patch_embed.proj.*"),
     Rule("patch_norm.*", "patch_embed.norm.*"),
-    *SWIN_BLOCK,
+    *within(STAGE_BLOCK, STAGE_BLOCK, SWIN_BLOCK),
     # A stage starts with its merging, as here. Until 0.6 a stage ended with it: official.py.
-    Rule("layers.{s}.downsample.norm.*", "layers.{s}.downsample.norm.*"),
-    Rule("layers.{s}.downsample.reduction.*", "layers.{s}.downsample.reduction.*"),
-    Rule("norm.*", "norm.*"),
+    *same("layers.{s}.downsample.norm.*", "layers.{s}.downsample.reduction.*"),
+    *same("patch_embed.proj.*", "norm.*"),
     Rule("head.*", "head.fc.*"),
 )
 
@@ -170,19 +142,4 @@ def _unflatten_patches(result: Converted) -> None:
     result.changed[name] = "laid out anew"
 
 
-def swin_to_ours(tensors: Mapping[str, Tensor]) -> Converted:
-    """A Swin of either version as timm stores it since 0.9."""
-    return rules.to_ours(SWIN, BUFFERS, tensors)
-
-
-def vit_from_ours(
-    tensors: Mapping[str, Tensor], own: Sequence[Rule], norm_after_pool: bool
-) -> dict[str, Tensor]:
-    """Our ViT with timm's names; `own` are those that only some of its classes have."""
-    after = (NORM_AFTER_POOL,) if norm_after_pool else ()
-    return rules.from_ours((*after, *own, *VIT), tensors)
-
-
-def swin_from_ours(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our Swin of either version with timm's names."""
-    return rules.from_ours(SWIN, tensors)
+swin_to_ours = Table(SWIN, BUFFERS)
