@@ -160,7 +160,7 @@ def run(loaded: Loaded, config: PredictConfig) -> int:
 
 def _save_attention(loaded: Loaded, path: Path) -> None:
     """Beside the image, another one that shows where the model looks, and its caption."""
-    from vision.inspection.capture.captured import CaptureError
+    from vision.inspection.capture.recording import CaptureError
     from vision.inspection.figures.show import show_attention
 
     try:

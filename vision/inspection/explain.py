@@ -19,12 +19,12 @@ from vision.data.images.transforms import evaluation_pixels
 from vision.data.preprocess import Preprocess, normalizer
 from vision.data.sources.source import StoredImage
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.captured import Captured, Fusion
 from vision.inspection.capture.layout import Place
-from vision.inspection.methods.catalogue import METHODS, QUERIED
+from vision.inspection.capture.recording import Captured, Fusion
+from vision.inspection.methods.attribution import attribute, methods_of
 from vision.inspection.methods.maps import Maps
-from vision.inspection.methods.methods import attribute, methods_of
 from vision.inspection.methods.requests import Request, parse_request
+from vision.inspection.methods.spec import METHODS, QUERIED
 
 Pixels = NDArray[np.uint8]
 Numbers = NDArray[np.floating[Any]]

@@ -16,11 +16,11 @@ from untrained_runs import CLASSES, a_run
 from vision.cli.app import main
 from vision.cli.composition import compose
 from vision.config import ConfigError, parse
-from vision.inference.images import items_of_files, some
 from vision.inference.load import load
-from vision.inference.visualize.score import Scores, table
+from vision.inference.visualize.configs import VisualizeConfig
+from vision.inference.visualize.images import items_of_files, some
+from vision.inference.visualize.score_table import Scores, table
 from vision.inference.visualize.visualize import viewers
-from vision.inspection.configs import VisualizeConfig
 from vision.inspection.trust.masks import mask_file
 
 

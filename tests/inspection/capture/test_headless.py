@@ -19,7 +19,7 @@ from vision.inspection.capture.capture import capture
 from vision.inspection.explain import class_numbers, default_requests, look_at
 from vision.inspection.explorer.page import write_page
 from vision.inspection.figures.sheet import overlay_sheet
-from vision.inspection.methods.methods import attribute, methods_of
+from vision.inspection.methods.attribution import attribute, methods_of
 from vision.inspection.methods.requests import parse_requests
 
 

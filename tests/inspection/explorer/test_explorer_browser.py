@@ -14,12 +14,12 @@ from inspected_models import built
 from PIL import Image
 
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.captured import Captured
+from vision.inspection.capture.recording import Captured
 from vision.inspection.explain import possible_requests
 from vision.inspection.explorer.pack import LADDER
 from vision.inspection.explorer.page import METHODS, write_page
+from vision.inspection.methods.attribution import attribute
 from vision.inspection.methods.gradients import chefer, gradient_rollout, token_gradcam
-from vision.inspection.methods.methods import attribute
 from vision.inspection.methods.requests import parse_request
 from vision.inspection.methods.rollout import fused, rollout, seed_of
 from vision.inspection.methods.token_maps import cam_seed, norm_map

@@ -15,14 +15,14 @@ from PIL import Image
 from vision.config import ConfigError
 from vision.inspection.capture.capture import capture
 from vision.inspection.explain import all_requests, as_batch, look_at
-from vision.inspection.figures.diagnosis import diagnostics, gather_heads, heads_figure
+from vision.inspection.figures.diagnostics import diagnostics, gather_heads, heads_figure
 from vision.inspection.figures.drawing import Drawing, Style, colour_limit
 from vision.inspection.figures.filmstrip import comparison, film_strip
 from vision.inspection.figures.gallery import gallery
 from vision.inspection.figures.heads import heads_sheet, nine_places, queries_sheet
 from vision.inspection.figures.microscope import microscope
 from vision.inspection.figures.sheet import overlay_sheet
-from vision.inspection.methods.methods import attribute
+from vision.inspection.methods.attribution import attribute
 from vision.inspection.methods.requests import parse_requests
 from vision.inspection.methods.rollout import seed_of
 from vision.training.run.drawn_attention import check_attention, draw_attention

@@ -9,8 +9,8 @@ from model_settings import random_images
 from torch import Tensor
 
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.captured import Captured, LayerAttention
 from vision.inspection.capture.layout import Layout
+from vision.inspection.capture.recording import Captured, LayerAttention
 from vision.inspection.capture.window_order import shift_regions, window_index, windowed_layout
 from vision.inspection.methods.rollout import rollout, rollout_steps, seed_of
 from vision.inspection.methods.token_maps import cam_seed

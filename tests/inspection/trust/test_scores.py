@@ -8,15 +8,7 @@ from sklearn.metrics import average_precision_score
 from torch import Tensor
 
 from vision.inspection.methods.requests import parse_requests
-from vision.inspection.trust.masks import Pair, Sample
-from vision.inspection.trust.perturbation import (
-    blur,
-    curve_area,
-    perturb,
-    perturbation_area,
-    ranked,
-)
-from vision.inspection.trust.scores import (
+from vision.inspection.trust.localization import (
     average_precision,
     centre_map,
     energy,
@@ -26,6 +18,14 @@ from vision.inspection.trust.scores import (
     precision_area,
     random_map,
     separation,
+)
+from vision.inspection.trust.masks import Pair, Sample
+from vision.inspection.trust.perturbation import (
+    blur,
+    curve_area,
+    perturb,
+    perturbation_area,
+    ranked,
 )
 from vision.inspection.trust.scoring import METRICS, score
 

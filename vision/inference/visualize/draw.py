@@ -9,11 +9,11 @@ from PIL import Image
 
 from vision.config import ConfigError
 from vision.data.images.augment import to_image
-from vision.inference.images import Item
 from vision.inference.load import Loaded
+from vision.inference.visualize.configs import VisualizeConfig
+from vision.inference.visualize.images import Item
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.captured import Captured
-from vision.inspection.configs import VisualizeConfig
+from vision.inspection.capture.recording import Captured
 from vision.inspection.explain import Pixels, as_batch, look_at, possible_requests
 from vision.inspection.explorer.page import METHODS, Scores, write_page
 from vision.inspection.figures.drawing import Drawing, Style

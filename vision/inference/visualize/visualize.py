@@ -10,13 +10,13 @@ import torch
 
 from vision.config import ConfigError
 from vision.data.images.decode import UnreadableImageError
-from vision.inference.images import Item, batches, items_of_data, items_of_files, some
 from vision.inference.load import Loaded
 from vision.inference.predict import find_images
+from vision.inference.visualize.configs import VisualizeConfig, inches
 from vision.inference.visualize.draw import Viewer, draw_figure, draw_page
+from vision.inference.visualize.images import Item, batches, items_of_data, items_of_files, some
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.captured import Captured, CaptureError
-from vision.inspection.configs import VisualizeConfig, inches
+from vision.inspection.capture.recording import Captured, CaptureError
 from vision.inspection.explain import (
     Pixels,
     all_requests,
@@ -26,7 +26,7 @@ from vision.inspection.explain import (
     default_requests,
 )
 from vision.inspection.figures.captions import Caption, record_of, stored_record
-from vision.inspection.figures.diagnosis import diagnostics, gather_heads
+from vision.inspection.figures.diagnostics import diagnostics, gather_heads
 from vision.inspection.figures.drawing import Style, caption_file, write_whole
 from vision.inspection.methods.requests import parse_requests
 from vision.inspection.trust.masks import mask_file
@@ -286,7 +286,7 @@ def report(outcome: Outcome, images: int, output: Path) -> int:
 
 def run(loaded: Sequence[Loaded], config: VisualizeConfig) -> int:
     """Scores if they are asked for, then the figures; returns the exit code."""
-    from vision.inference.visualize.score import score_all
+    from vision.inference.visualize.score_table import score_all
 
     items = _items(config)
     subjects = viewers(loaded, config, items[0])

@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from vision.inspection.capture.captured import CaptureError, Ending
 from vision.inspection.capture.layout import prefix_names
+from vision.inspection.capture.recording import CaptureError, Ending
 from vision.models.layers import Grid
 from vision.models.swin import Swin
 from vision.models.vit import ViT

@@ -1,7 +1,7 @@
 """Attention and its gradient from the very forward pass that gives the logits.
 
 This project's models hand their attention to an observer; any other model runs under a torch
-function mode (`vision/inspection/capture/foreign.py`). Nothing of the model is edited.
+function mode (`vision/inspection/capture/foreign_models.py`). Nothing of the model is edited.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from vision.inspection.capture.anatomy import Facts, facts_of, has_head, own_model
-from vision.inspection.capture.captured import (
+from vision.inspection.capture.foreign_models import watching_foreign
+from vision.inspection.capture.hooks import evaluating, keeping_tokens, measuring_shares
+from vision.inspection.capture.own_models import sites_of, watching_own
+from vision.inspection.capture.recording import (
     TOLERANCE,
     Captured,
     CaptureError,
@@ -21,9 +24,6 @@ from vision.inspection.capture.captured import (
     LayerAttention,
     Recorder,
 )
-from vision.inspection.capture.foreign import watching_foreign
-from vision.inspection.capture.hooks import evaluating, keeping_tokens, measuring_shares
-from vision.inspection.capture.own import sites_of, watching_own
 from vision.models.layers import Grid
 from vision.models.swin import Swin
 

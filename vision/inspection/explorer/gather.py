@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.captured import Captured
+from vision.inspection.capture.recording import Captured
 from vision.inspection.methods.gradients import attention_gradcam, gradient_weighted, token_gradcam
 from vision.inspection.methods.rollout import seed_of
 from vision.inspection.methods.token_maps import cam_seed, logit_parts, norm_map

@@ -11,8 +11,8 @@ import numpy as np
 from einops import rearrange
 from torch import Tensor
 
-from vision.inspection.capture.captured import Captured, Fusion, LayerAttention, fuse
 from vision.inspection.capture.layout import Layout
+from vision.inspection.capture.recording import Captured, Fusion, LayerAttention, fuse
 from vision.inspection.explorer.encoding import Numbers, Stream, as_floats, as_numbers
 from vision.inspection.explorer.gather import ClassMaterial, Material
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from vision.inspection.explain import Panel
-from vision.inspection.methods.catalogue import METHODS
 from vision.inspection.methods.requests import Request
+from vision.inspection.methods.spec import METHODS
 
 _RECORD = "Record"
 

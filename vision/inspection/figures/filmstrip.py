@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from vision.inspection.capture.captured import Captured
+from vision.inspection.capture.recording import Captured
 from vision.inspection.explain import Look, Pixels
 from vision.inspection.figures.captions import Caption, method_lines
 from vision.inspection.figures.drawing import Array, Drawing, Style, colour_limit, new_figure

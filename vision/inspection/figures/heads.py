@@ -10,8 +10,8 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from vision.inspection.capture.captured import Captured, LayerAttention
 from vision.inspection.capture.layout import Cell
+from vision.inspection.capture.recording import Captured, LayerAttention
 from vision.inspection.explain import Pixels
 from vision.inspection.figures.captions import Caption
 from vision.inspection.figures.drawing import (

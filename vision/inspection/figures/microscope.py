@@ -5,8 +5,8 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from vision.config import ConfigError
-from vision.inspection.capture.captured import Captured, LayerAttention
 from vision.inspection.capture.layout import Cell, Layout
+from vision.inspection.capture.recording import Captured, LayerAttention
 from vision.inspection.explain import Pixels
 from vision.inspection.figures.captions import Caption
 from vision.inspection.figures.drawing import Array, Drawing, Style, colour_limit, new_figure

@@ -6,7 +6,7 @@ from itertools import zip_longest
 from typing import Any
 
 from vision.config import suggest
-from vision.inspection.methods.catalogue import METHODS, Method
+from vision.inspection.methods.spec import METHODS, Method
 
 TITLES = {
     "attention": "Attention",

@@ -12,7 +12,7 @@ from vision.data.images.decode import decode, open_image
 from vision.data.images.transforms import evaluation_pixels
 from vision.data.sources.shapes import Scene, two_objects
 from vision.inspection.explain import Pixels, Subject, shown_pixels
-from vision.inspection.trust.scores import Mask
+from vision.inspection.trust.localization import Mask
 
 COLUMNS = ("path", "left", "top", "right", "bottom")
 

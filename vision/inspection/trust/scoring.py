@@ -11,9 +11,7 @@ from torch import Tensor
 
 from vision.inspection.explain import Pixels, Subject, as_batch, look_at
 from vision.inspection.methods.requests import Request
-from vision.inspection.trust.masks import Pair, Sample
-from vision.inspection.trust.perturbation import Curves, curve_area, perturb, perturbation_area
-from vision.inspection.trust.scores import (
+from vision.inspection.trust.localization import (
     Map,
     Mask,
     Overlap,
@@ -26,6 +24,8 @@ from vision.inspection.trust.scores import (
     random_map,
     separation,
 )
+from vision.inspection.trust.masks import Pair, Sample
+from vision.inspection.trust.perturbation import Curves, curve_area, perturb, perturbation_area
 from vision.models.layers import static_bias
 
 METRICS = {

@@ -16,9 +16,9 @@ from vision.config import ConfigError
 from vision.data.preprocess import Preprocess, normalizer
 from vision.files import replacing, write_all
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.captured import CaptureError
+from vision.inspection.capture.recording import CaptureError
 from vision.inspection.explain import look_at
-from vision.inspection.figures.diagnosis import Heads, gather_heads, heads_figure
+from vision.inspection.figures.diagnostics import Heads, gather_heads, heads_figure
 from vision.inspection.figures.drawing import Drawing
 from vision.inspection.figures.gallery import gallery
 from vision.models.layers import Classifier

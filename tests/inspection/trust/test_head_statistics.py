@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vision.inspection.capture.capture import capture
 from vision.inspection.capture.layout import Layout
-from vision.inspection.trust.diagnostics import (
+from vision.inspection.trust.head_statistics import (
     head_statistics,
     patch_filters,
     position_similarity,

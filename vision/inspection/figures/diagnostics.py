@@ -15,7 +15,7 @@ from vision.inspection.capture.capture import capture
 from vision.inspection.figures.captions import Caption
 from vision.inspection.figures.drawing import ACCENT, Array, Drawing, Style, new_figure
 from vision.inspection.figures.parts import bare
-from vision.inspection.trust.diagnostics import (
+from vision.inspection.trust.head_statistics import (
     HeadStatistics,
     head_statistics,
     patch_filters,

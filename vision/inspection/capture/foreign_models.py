@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vision.inspection.capture.anatomy import Facts
-from vision.inspection.capture.captured import CaptureError, Recorder, check_output
 from vision.inspection.capture.layout import Layout
+from vision.inspection.capture.recording import CaptureError, Recorder, check_output
 from vision.inspection.capture.window_order import shift_regions, window_index, windowed_layout
 from vision.models.layers import Grid, ceil_div
 

@@ -11,8 +11,8 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vision.inspection.capture.anatomy import Facts, own_model
-from vision.inspection.capture.captured import Recorder, check_output
 from vision.inspection.capture.layout import Layout
+from vision.inspection.capture.recording import Recorder, check_output
 from vision.inspection.capture.window_order import window_index, windowed_layout
 from vision.models.attention import Observer
 from vision.models.layers import Grid

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from vision.config import suggest
 from vision.inspection.capture.anatomy import facts_of, has_head
 from vision.inspection.capture.capture import Targets, capture, chosen_classes
-from vision.inspection.capture.captured import Captured, Ending, LayerAttention
 from vision.inspection.capture.layout import Layout, Place
-from vision.inspection.methods.catalogue import METHODS, QUERIED, Method
+from vision.inspection.capture.recording import Captured, Ending, LayerAttention
 from vision.inspection.methods.gradients import (
     attention_gradcam,
     chefer,
@@ -20,6 +19,7 @@ from vision.inspection.methods.gradients import (
 )
 from vision.inspection.methods.maps import Maps
 from vision.inspection.methods.rollout import carried, fused, rollout, seed_of, without_padding
+from vision.inspection.methods.spec import METHODS, QUERIED, Method
 from vision.inspection.methods.token_maps import (
     cam_seed,
     feature_components,

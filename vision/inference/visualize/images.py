@@ -15,8 +15,8 @@ from vision.data.sources.build import build_source
 from vision.data.sources.shapes import Shapes
 from vision.data.sources.source import StoredImage
 from vision.inspection.explain import Pixels, Subject, shown_pixels
+from vision.inspection.trust.localization import Mask
 from vision.inspection.trust.masks import box_mask, boxes_of, read_boxes, read_mask, shown_mask
-from vision.inspection.trust.scores import Mask
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from vision.config import ConfigError
 from vision.data.images.decode import UnreadableImageError
 from vision.data.sources.shapes import CLASSES
-from vision.inference.images import Item, has_pairs
+from vision.inference.visualize.configs import VisualizeConfig
 from vision.inference.visualize.draw import Viewer
-from vision.inspection.configs import VisualizeConfig
+from vision.inference.visualize.images import Item, has_pairs
 from vision.inspection.figures.drawing import write_whole
 from vision.inspection.trust.masks import Pair, Sample, two_object_pairs
 from vision.inspection.trust.scoring import METRICS, score

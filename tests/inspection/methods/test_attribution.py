@@ -12,13 +12,13 @@ from model_settings import random_images
 
 from vision.config import ConfigError
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.captured import CaptureError
+from vision.inspection.capture.recording import CaptureError
 from vision.inspection.explain import look_at
-from vision.inspection.methods.catalogue import METHODS
+from vision.inspection.methods.attribution import attribute, methods_of
 from vision.inspection.methods.gradients import chefer
-from vision.inspection.methods.methods import attribute, methods_of
 from vision.inspection.methods.requests import parse_requests
 from vision.inspection.methods.rollout import rollout, seed_of
+from vision.inspection.methods.spec import METHODS
 from vision.inspection.methods.token_maps import cam_seed
 
 
