@@ -18,7 +18,7 @@ from vision.inspection.trust.head_statistics import (
     relative_biases,
 )
 
-GRID = Layout("global", ("class",), (3, 4), (8, 16), (24, 64))
+GRID = Layout(("class",), (3, 4), (8, 16), (24, 64))
 
 
 def test_statistics_of_made_heads_follow_closed_forms() -> None:

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vision.inspection.capture.anatomy import Facts
+from vision.inspection.capture.anatomy import Anatomy
+from vision.inspection.capture.foreign_windows import shift_regions, window_index
 from vision.inspection.capture.layout import Layout
 from vision.inspection.capture.recording import CaptureError, Recorder, check_output
-from vision.inspection.capture.window_order import shift_regions, window_index, windowed_layout
 from vision.models.layers import Grid, ceil_div
 
 SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
@@ -27,7 +27,7 @@ MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
 
 @contextmanager
 def watching_foreign(
-    model: nn.Module, recorder: Recorder, facts: Facts, size: Grid
+    model: nn.Module, recorder: Recorder, anatomy: Anatomy, size: Grid
 ) -> Iterator[None]:
     """While this lasts, the attention of the model goes to the recorder."""
     stack: list[_Running] = []
@@ -45,7 +45,7 @@ def watching_foreign(
         for name, module in model.named_modules():
             handles.append(module.register_forward_pre_hook(_named(name, enter), with_kwargs=True))
             handles.append(module.register_forward_hook(leave))
-        with _AttentionMode(recorder, facts, size, stack):
+        with _AttentionMode(recorder, anatomy, size, stack):
             yield
     finally:
         for handle in handles:
@@ -67,9 +67,11 @@ class _Running:
 
 
 class _AttentionMode(TorchFunctionMode):
-    def __init__(self, recorder: Recorder, facts: Facts, size: Grid, stack: list[_Running]) -> None:
+    def __init__(
+        self, recorder: Recorder, anatomy: Anatomy, size: Grid, stack: list[_Running]
+    ) -> None:
         super().__init__()
-        self.recorder, self.facts, self.size, self.stack = recorder, facts, size, stack
+        self.recorder, self.anatomy, self.size, self.stack = recorder, anatomy, size, stack
         self.pending: Tensor | None = None
         """The last softmax that may be attention."""
         self.projected: Tensor | None = None
@@ -193,11 +195,11 @@ class _AttentionMode(TorchFunctionMode):
                 f"{self._name()} attends within {weights.shape[0] // self.recorder.batch} groups "
                 "of tokens per image, and where these lie is not known for this kind of model."
             )
-        (height, width), (y, x) = self.size, self.facts.patch
-        prefix = self.facts.prefix
+        (height, width), (y, x) = self.size, self.anatomy.patch
+        prefix = self.anatomy.prefix
         for grid in ((height // y, width // x), (ceil_div(height, y), ceil_div(width, x))):
             if len(prefix) + grid[0] * grid[1] == weights.shape[-1]:
-                return Layout("global", prefix, grid, self.facts.patch, self.size)
+                return Layout(prefix, grid, self.anatomy.patch, self.size)
         raise CaptureError(
             f"{self._name()} has {weights.shape[-1]} tokens, but {len(prefix)} prefix tokens and "
             f"patches of {y} x {x} pixels in an image of {height} x {width} make another number: "
@@ -253,18 +255,19 @@ class _AttentionMode(TorchFunctionMode):
         device = self.projected.device
         # A merging halves the grid, rounding up, so the stride is a power of two of patches.
         steps = 0
-        first = [size // patch for size, patch in zip(self.size, self.facts.patch, strict=True)]
+        first = [size // patch for size, patch in zip(self.size, self.anatomy.patch, strict=True)]
         while ceil_div(first[0], 2**steps) > grid[0] or ceil_div(first[1], 2**steps) > grid[1]:
             steps += 1
         allowed = shift_regions(grid, window, shift)
-        return windowed_layout(
+        return Layout(
+            (),
             grid,
-            (self.facts.patch[0] * 2**steps, self.facts.patch[1] * 2**steps),
+            (self.anatomy.patch[0] * 2**steps, self.anatomy.patch[1] * 2**steps),
             self.size,
-            window=window,
-            shift=shift,
-            index=index.to(device),
-            allowed=None if allowed is None else allowed.to(device),
+            window,
+            shift,
+            index.to(device),
+            None if allowed is None else allowed.to(device),
         )
 
 

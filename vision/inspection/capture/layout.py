@@ -7,7 +7,6 @@ tokens first, then cells row by row) · y, x rows and columns of the cell grid.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import torch
 from einops import rearrange
@@ -30,11 +29,10 @@ PADDING = -1
 class Layout:
     """The tokens of one layer.
 
-    In a `global` layer every token attends to every token: weights are (b h n n). In a `windowed`
-    layer slots attend within their window: weights are (b w h t t).
+    In a global layer (no `index`) every token attends to every token: weights are (b h n n). In a
+    layer of windows slots attend within their window: weights are (b w h t t).
     """
 
-    family: Literal["global", "windowed"]
     prefix: tuple[str, ...]
     """Names of the tokens before the cells: "class", "distillation", "register 1", …"""
     grid: Grid

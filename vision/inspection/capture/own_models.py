@@ -10,22 +10,23 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from vision.inspection.capture.anatomy import Facts, own_model
+from vision.inspection.capture.anatomy import Anatomy, own_model
 from vision.inspection.capture.layout import Layout
 from vision.inspection.capture.recording import Recorder, check_output
-from vision.inspection.capture.window_order import window_index, windowed_layout
 from vision.models.attention import Observer
-from vision.models.layers import Grid
+from vision.models.layers import Grid, pad_to_multiple
 from vision.models.pooling import AttentionPool
 from vision.models.swin import Stage
 from vision.models.vit import ViT
-from vision.models.windows import StageIndex, StageShape
+from vision.models.windows import StageIndex, StageShape, shift_windows
 
 
 @contextmanager
-def watching_own(model: nn.Module, recorder: Recorder, facts: Facts, size: Grid) -> Iterator[None]:
+def watching_own(
+    model: nn.Module, recorder: Recorder, anatomy: Anatomy, size: Grid
+) -> Iterator[None]:
     """While this lasts, the attention of a model of this project goes to the recorder."""
-    sites = sites_of(model, size, facts)
+    sites = sites_of(model, size, anatomy)
     watchers = [_Watcher(site, recorder) for site in sites]
     handles = [w.site.module.register_forward_pre_hook(w.enter) for w in watchers]
     try:
@@ -93,7 +94,7 @@ class _Watcher:
             check_output(self.site.name, explicit, fused())
 
 
-def sites_of(model: nn.Module, size: Grid, facts: Facts) -> list[Site]:
+def sites_of(model: nn.Module, size: Grid, anatomy: Anatomy) -> list[Site]:
     """The attention modules in the order in which they run."""
     own = own_model(model)
     assert own is not None
@@ -101,7 +102,7 @@ def sites_of(model: nn.Module, size: Grid, facts: Facts) -> list[Site]:
     prefix = f"{name}." if name else ""
     grid = own.patch_embed.grid(size)
     if isinstance(own, ViT):
-        layout = Layout("global", facts.prefix, grid, facts.patch, size)
+        layout = Layout(anatomy.prefix, grid, anatomy.patch, size)
         return [
             Site(f"{prefix}blocks.{i}.attn", block.attn, lambda: layout)
             for i, block in enumerate(own.blocks)
@@ -111,7 +112,7 @@ def sites_of(model: nn.Module, size: Grid, facts: Facts) -> list[Site]:
     for s, stage in enumerate(own.layers):
         assert isinstance(stage, Stage)
         following = shapes[s + 1] if s + 1 < len(shapes) else None
-        stride = (facts.patch[0] * 2**s, facts.patch[1] * 2**s)
+        stride = (anatomy.patch[0] * 2**s, anatomy.patch[1] * 2**s)
         # Blocks of a kind share one layout, computed when first asked for.
         kinds = [
             cache(partial(_own_windows, stage, shapes[s], following, second, stride, size))
@@ -131,20 +132,24 @@ def _own_windows(
     stride: Grid,
     size: Grid,
 ) -> Layout:
-    """The layout of a block, by the indices and masks that the stage itself uses."""
-    gathers = StageIndex(*stage.layout(stage.geometry(shape, following)))
-    shifted = second and gathers.shift is not None
-    index = window_index(shape.grid, shape.window, (0, 0), pad_first=True)
-    if shifted and gathers.shift is not None:
-        order = gathers.shift.cpu()
-        index = rearrange(index.flatten()[order], "(w t) -> w t", t=index.shape[1])
-    mask = gathers.windows(second).mask
-    return windowed_layout(
+    """The layout of a block, by the order and the masks that the stage itself uses."""
+    index = StageIndex(*stage.layout(stage.geometry(shape, following)))
+    rows, columns = shape.grid
+    numbers = torch.arange(rows * columns, device=stage.layout.device).view(1, 1, rows, columns)
+    # Padding is zero in the model: number cells from 1 to tell it from the first cell.
+    cells = pad_to_multiple(numbers + 1, shape.window) - 1
+    h, w = shape.window
+    slots = rearrange(cells, "one 1 (wy h) (wx w) -> one (wy wx h w) 1", h=h, w=w)
+    shifted = second and index.shift is not None
+    slots = shift_windows(slots, index) if shifted else slots
+    mask = index.windows(second).mask
+    return Layout(
+        (),
         shape.grid,
         stride,
         size,
-        window=shape.window,
-        shift=shape.shift if shifted else (0, 0),
-        index=index.to(stage.layout.device),
-        allowed=None if mask is None else mask[:, 0] == 0,
+        shape.window,
+        shape.shift if shifted else (0, 0),
+        slots.view(-1, h * w),
+        None if mask is None else mask[:, 0] == 0,
     )

@@ -1,31 +1,132 @@
-"""One door to all methods: from a model or a capture to one map per image."""
+"""Maps by every attention method, from a model or from a capture.
 
+Axes: b batch · n tokens · y, x rows and columns of cells.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vision.config import suggest
-from vision.inspection.capture.anatomy import facts_of, has_head
+from vision.inspection.capture.anatomy import anatomy_of, has_head
 from vision.inspection.capture.capture import Targets, capture, chosen_classes
 from vision.inspection.capture.layout import Layout, Place
-from vision.inspection.capture.recording import Captured, Ending, LayerAttention
+from vision.inspection.capture.recording import Captured, LayerAttention
 from vision.inspection.methods.gradients import (
     attention_gradcam,
     chefer,
     gradient_rollout,
     token_gradcam,
 )
-from vision.inspection.methods.maps import Maps
 from vision.inspection.methods.rollout import carried, fused, rollout, seed_of, without_padding
-from vision.inspection.methods.spec import METHODS, QUERIED, Method
+from vision.inspection.methods.spec import METHODS, MethodChoice, choose_method
 from vision.inspection.methods.token_maps import (
     cam_seed,
     feature_components,
     last_tokens,
     logit_parts,
 )
+
+Query = Place | Literal["pool", "cam"]
+"""A prefix token, a cell, what the model pools, or the cells that speak for a class."""
+
+
+@dataclass(frozen=True, eq=False)
+class Maps:
+    """One map per image, in cells."""
+
+    values: Tensor
+    """(b y x)"""
+    choice: MethodChoice
+    layout: Layout
+    """Of the cells."""
+    layer: str | None
+    """The layer of methods that use a single one."""
+    query: str | None
+    targets: Tensor | None
+    """The class of each map: (b)."""
+    prefix: dict[str, Tensor] = field(default_factory=dict)
+    """The values of prefix tokens: (b) each."""
+    uniform: float | None = None
+    """The value of every token in a uniform map; None where values are not shares."""
+
+    @property
+    def unit(self) -> Tensor | float:
+        """The value of a uniform map (b 1 1): where values are not shares, their positive mean."""
+        if self.uniform is not None:
+            return self.uniform
+        mean = self.values.clamp_min(0).mean(dim=(1, 2), keepdim=True)
+        return mean.masked_fill(mean == 0, 1)
+
+    def times_uniform(self) -> Tensor:
+        """Values as multiples of a uniform map's: (b y x)."""
+        return self.values / self.unit
+
+    def to_pixels(self, mode: Literal["nearest", "bilinear"] = "bilinear") -> Tensor:
+        """The map at the image's size: (b height width). `nearest` keeps the cells visible."""
+        (rows, columns), (y, x) = self.layout.grid, self.layout.stride
+        smooth = {"align_corners": False} if mode == "bilinear" else {}
+        size = (rows * y, columns * x)
+        pixels = F.interpolate(self.values[:, None], size=size, mode=mode, **smooth)[:, 0]
+        height, width = self.layout.image_size
+        # A last row or column of pixels that no whole patch covers belongs to no cell.
+        missing = max(0, height - size[0]), max(0, width - size[1])
+        return F.pad(pixels[:, :height, :width], (0, missing[1], 0, missing[0]))
+
+
+@dataclass(frozen=True, eq=False)
+class _Question:
+    """What a method is computed from."""
+
+    captured: Captured
+    targets: Tensor | None
+    query: Query
+    options: dict[str, Any]
+    """Of the method, but for `layer`."""
+    layer: Any
+    """The LayerAttention of methods with the option `layer`."""
+
+    def seed(self, layer: int | str = -1) -> Tensor:
+        """The query as shares of a layer's tokens: (b 1 n)."""
+        if self.query == "cam":
+            return cam_seed(self.captured, self.classes())
+        return seed_of(self.captured, self.query, layer=layer)
+
+    def classes(self) -> Tensor:
+        """The class of each map: (b)."""
+        assert self.targets is not None
+        return self.targets
+
+    def padded(self, cells: Tensor) -> Tensor:
+        """Values by cell (b y·x) as values by token, zero for prefix tokens."""
+        return F.pad(cells, (len(self.captured.layout.prefix), 0))
+
+    def component(self) -> Tensor:
+        """One principal component: (b y·x)."""
+        number: int = self.options["component"]
+        return feature_components(self.captured, number + 1)[..., number].flatten(1)
+
+
+COMPUTE: dict[str, Callable[[_Question], Tensor]] = {
+    "attention": lambda q: carried(
+        q.seed(q.layer.number), _matrix(q.layer, q.options["head"]), q.layer.layout
+    )[:, 0],
+    "rollout": lambda q: rollout(q.captured, q.seed(q.options["end_layer"]), **q.options)[:, 0],
+    "gradient_rollout": lambda q: gradient_rollout(q.captured, q.seed(), **q.options)[:, 0],
+    "chefer": lambda q: chefer(q.captured, q.seed(), **q.options)[:, 0],
+    "attention_gradcam": lambda q: attention_gradcam(q.layer, q.seed(q.layer.number))[:, 0],
+    "token_gradcam": lambda q: token_gradcam(q.layer),
+    "cam": lambda q: q.padded(logit_parts(q.captured, q.classes(), **q.options)),
+    "cam_rollout": lambda q: rollout(q.captured, cam_seed(q.captured, q.classes()), **q.options)[
+        :, 0
+    ],
+    "norm": lambda q: last_tokens(q.captured).float().norm(dim=-1),
+    "pca": lambda q: q.padded(q.component()),
+}
+"""Values by token (b n), by the name of the method in `METHODS`."""
 
 
 def attribute(
@@ -34,111 +135,83 @@ def attribute(
     method: str = "rollout",
     *,
     target: Targets | None = None,
-    query: Place | Literal["pool", "cam"] | None = None,
+    query: Query | None = None,
     **options: Any,
 ) -> Maps:
-    """A map per image by one of `METHODS`, from a model and images or from a capture.
+    """One map per image by a method of `METHODS`, from a model and images or from a capture.
 
-    target: the class of a map that is of a class; the predicted one if not given. query: a prefix
+    target: the class that a map of a class explains; by default the predicted one. query: a prefix
     token, a cell, "pool" (what the head sees; the default) or "cam" (cells that speak for the
     target, for models that pool the mean).
     """
-    about, settings = _settings(method, options)
-    if query is not None and method not in QUERIED:
-        raise ValueError(f"The method {method} has no query; methods with one: {QUERIED}.")
-    captured = source if isinstance(source, Captured) else _captured(
-        source, images, about, target, query, settings
-    )  # fmt: skip
-    reason = unavailable(captured.ending, captured.logits is not None, method)
+    choice = choose_method(method, options)
+    spec, settings = choice.spec, choice.settings
+    if query is not None and not spec.query:
+        queried = ", ".join(name for name, known in METHODS.items() if known.query)
+        raise ValueError(f"The method {method} has no query; methods with one: {queried}.")
+    if isinstance(source, Captured):
+        captured = source
+    elif images is None:
+        raise ValueError("A model needs images: attribute(model, images, method).")
+    else:  # capture no more than the method needs
+        captured = capture(
+            source,
+            images,
+            targets=target if spec.gradients else None,
+            gradients=spec.gradients,
+            layers=[settings["layer"]] if "layer" in settings else None,
+            reduce=None if spec.gradients else settings.get("fusion"),
+        )
+    reason = methods_of(captured)[method]
     if reason:
-        raise ValueError(f"{captured.model} cannot have {method}: {reason}")
-    targets = _targets(captured, about, target, query)
-    values, layout, layer = _values(captured, method, targets, query or "pool", settings)
-    cells = layout.to_grid(values)
+        raise ValueError(f"{method} is not available for {captured.model}: {reason}")
+    targets = _targets(captured, choice, target, query)
+    layer = captured.layer(settings.pop("layer")) if "layer" in settings else None
+    layout = captured.layout if layer is None else layer.layout
+    if "start_layer" in settings:
+        layout = captured.layer(settings["start_layer"]).layout
+    values = COMPUTE[method](_Question(captured, targets, query or "pool", settings, layer))
     return Maps(
-        cells,
-        method,
-        about.formula,
-        about.reference,
+        layout.to_grid(values),
+        choice,
         layout,
         None if layer is None else layer.name,
-        str(query or "pool") if method in QUERIED else None,
+        str(query or "pool") if spec.query else None,
         targets,
         layout.prefix_values(values),
-        _uniform(about, layer, layout, query),
-        settings,
+        _uniform(choice, layer, layout, query),
     )
 
 
 def methods_of(source: Captured | nn.Module) -> dict[str, str | None]:
-    """Every method, with None where the model can have it and else the reason why not."""
+    """Every method, with None where it is available for a model and else the reason why not."""
     if isinstance(source, Captured):
-        ending, head = source.ending, source.logits is not None
+        ending, logits = source.ending, source.logits is not None
     else:
-        ending = facts_of(source).ending
-        head = has_head(source)  # some models tell only by what they return
-    return {method: unavailable(ending, head, method) for method in METHODS}
-
-
-def unavailable(ending: Ending, has_logits: bool, method: str) -> str | None:
-    """Why a model that ends like this cannot have a method; None if it can."""
-    about = METHODS[method]
-    if about.for_class and not has_logits:
-        return "it returns no logits, so there is no class to explain."
-    if method in ("cam", "cam_rollout"):
-        if ending.pool != "mean":
-            return f"a class activation map needs the mean of the tokens; it pools {ending.pool}."
-        if ending.head is None or ending.norm is None:
-            return "a class activation map needs a linear head after a norm."
-    return None
-
-
-def _settings(method: str, options: dict[str, Any]) -> tuple[Method, dict[str, Any]]:
-    if method not in METHODS:
-        raise ValueError(f"There is no method '{method}'. {suggest(method, METHODS)}")
-    about = METHODS[method]
-    for name in options:
-        if name not in about.options:
-            raise ValueError(
-                f"The method {method} has no option '{name}'. {suggest(name, about.options)}"
-            )
-    return about, {**about.options, **options}
-
-
-def _captured(
-    model: nn.Module,
-    images: Tensor | None,
-    about: Method,
-    target: Targets | None,
-    query: Any,
-    settings: dict[str, Any],
-) -> Captured:
-    """A capture that holds no more than the method needs."""
-    if images is None:
-        raise ValueError("A model needs images: attribute(model, images, method).")
-    fusion = settings.get("fusion")
-    layer = settings.get("layer")
-    return capture(
-        model,
-        images,
-        targets=target if about.gradients else None,
-        gradients=about.gradients,
-        layers=None if layer is None else [layer],
-        reduce=None if about.gradients else fusion,
-    )
+        ending, logits = anatomy_of(source).ending, has_head(source)
+    reasons: dict[str, str | None] = {}
+    for name, spec in METHODS.items():
+        reasons[name] = None
+        if spec.for_class and not logits:
+            reasons[name] = "the model returns no logits, so there is no class to explain."
+        elif spec.mean_pool and ending.pool != "mean":
+            reasons[name] = f"it needs the mean of the tokens, but the model pools: {ending.pool}."
+        elif spec.mean_pool and (ending.head is None or ending.norm is None):
+            reasons[name] = "it needs a linear head after a norm."
+    return reasons
 
 
 def _targets(
-    captured: Captured, about: Method, target: Targets | None, query: Any
+    captured: Captured, choice: MethodChoice, target: Targets | None, query: Query | None
 ) -> Tensor | None:
-    if not about.for_class and query != "cam":
+    if not choice.spec.for_class and query != "cam":
         return None
     if captured.logits is None:
         raise ValueError(f"{captured.model} returns no logits, so there is no class to explain.")
-    if not about.gradients:
+    if not choice.spec.gradients:
         return chosen_classes(captured.logits, captured.targets if target is None else target)
     if captured.targets is None or captured.layers[0].gradient is None:
-        raise ValueError("This method needs gradients: capture(..., gradients=True).")
+        raise ValueError(f"{choice.name} needs gradients: capture(..., gradients=True).")
     if target is not None:
         asked = chosen_classes(captured.logits, target)
         if not torch.equal(asked, captured.targets):
@@ -149,66 +222,7 @@ def _targets(
     return captured.targets
 
 
-def _values(
-    captured: Captured, method: str, targets: Tensor | None, query: Any, settings: dict[str, Any]
-) -> tuple[Tensor, Layout, LayerAttention | None]:
-    """Values by token (b n), where they lie, and the one layer that was looked at."""
-    settings = dict(settings)
-    layer = captured.layer(settings.pop("layer")) if "layer" in settings else None
-    first = captured.layers[0].layout
-    if "start_layer" in settings and captured.layers:
-        first = captured.layer(settings["start_layer"]).layout
-
-    def seed(end: int | str = -1) -> Tensor:
-        if query == "cam":
-            assert targets is not None
-            return cam_seed(captured, targets)
-        return seed_of(captured, query, layer=end)
-
-    match method:
-        case "attention":
-            assert layer is not None
-            matrix = _matrix(layer, settings["head"])
-            rows = carried(seed(layer.number), matrix, layer.layout)
-            return rows[:, 0], layer.layout, layer
-        case "rollout":
-            return rollout(captured, seed(settings["end_layer"]), **settings)[:, 0], first, None
-        case "cam_rollout":
-            assert targets is not None
-            return rollout(captured, cam_seed(captured, targets), **settings)[:, 0], first, None
-        case "gradient_rollout":
-            return gradient_rollout(captured, seed(), **settings)[:, 0], first, None
-        case "chefer":
-            return chefer(captured, seed(), **settings)[:, 0], first, None
-        case "attention_gradcam":
-            assert layer is not None
-            return attention_gradcam(layer, seed(layer.number))[:, 0], layer.layout, layer
-        case "token_gradcam":
-            assert layer is not None
-            return token_gradcam(layer), layer.layout, layer
-        case _:
-            return _of_tokens(captured, method, targets, settings), captured.layout, None
-
-
-def _of_tokens(
-    captured: Captured, method: str, targets: Tensor | None, settings: dict[str, Any]
-) -> Tensor:
-    """Methods on the last tokens: (b n); prefix tokens have no part of a pooled logit."""
-    match method:
-        case "cam":
-            assert targets is not None
-            cells = logit_parts(captured, targets, centred=settings["centred"])
-        case "norm":
-            return last_tokens(captured).float().norm(dim=-1)
-        case "pca":
-            component = int(settings["component"])
-            cells = feature_components(captured, component + 1)[..., component].flatten(1)
-        case _:
-            raise AssertionError(method)
-    return F.pad(cells, (len(captured.layout.prefix), 0))
-
-
-def _matrix(layer: LayerAttention, head: int | str) -> Tensor:
+def _matrix(layer: LayerAttention, head: Any) -> Tensor:
     """One head of a layer, by its number in the model, or all of them fused."""
     if isinstance(head, str):
         return fused(layer, head)  # type: ignore[arg-type]
@@ -216,15 +230,14 @@ def _matrix(layer: LayerAttention, head: int | str) -> Tensor:
     number = head + len(layer.heads) if head < 0 and whole else head  # from the end, where known
     if number not in layer.heads:
         raise ValueError(f"There is no captured head {head} in {layer.name}: {list(layer.heads)}.")
-    dim = 1 if layer.layout.index is None else 2
-    matrix = layer.weights.select(dim, layer.heads.index(number))
+    matrix = layer.weights.select(layer.head_axis, layer.heads.index(number))
     return without_padding(matrix, layer.layout)
 
 
 def _uniform(
-    about: Method, layer: LayerAttention | None, layout: Layout, query: Any
+    choice: MethodChoice, layer: LayerAttention | None, layout: Layout, query: Query | None
 ) -> float | None:
-    if not about.distribution:
+    if not choice.spec.distribution:
         return None
     if layer is not None and query not in (None, "pool", "cam"):
         return 1 / layer.layout.keys(query)

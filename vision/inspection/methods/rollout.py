@@ -135,7 +135,7 @@ def fused(layer: LayerAttention, fusion: Fusion, discard: float = 0.0) -> Tensor
     """One layer's attention with its heads as one: (b n n) or (b w t s), nothing on padding."""
     if layer.reduced not in (None, fusion):
         raise ValueError(f"Captured with reduce={layer.reduced!r}: there is no {fusion!r} of it.")
-    matrix = fuse(layer.weights, fusion, dim=1 if layer.layout.index is None else 2)
+    matrix = fuse(layer.weights, fusion, dim=layer.head_axis)
     matrix = without_padding(matrix, layer.layout)
     return _discarded(matrix, layer.layout, discard) if discard else matrix
 

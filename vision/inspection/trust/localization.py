@@ -1,7 +1,7 @@
-"""How well maps show where an object is: numbers from maps and masks, nothing else.
+"""How well maps show where an object is, from maps and masks alone.
 
-Maps and masks are at the size of the image. Negative values of a map count as nothing. A map that
-says nothing (all values equal) counts as a uniform one, so that no metric rewards silence.
+Maps and masks are at the size of the image. Negative values of a map count as nothing. A map whose
+values are all equal counts as a uniform one, so that no metric rewards an empty map.
 
 Definitions
 - pointing: whether the largest value lies on the object; of several largest ones, their share on it
@@ -112,12 +112,12 @@ def separation(values: Map, asked: Mask, other: Mask) -> float:
 
 
 def random_map(grid: tuple[int, int], seed: Sequence[int]) -> Map:
-    """Noise in every cell: what a map that knows nothing scores."""
+    """Noise in every cell: the baseline of a map without information."""
     return np.random.default_rng(list(seed)).random(grid)
 
 
 def centre_map(grid: tuple[int, int]) -> Map:
-    """A Gaussian around the middle, a quarter of the image wide: what a photographer does."""
+    """A Gaussian around the middle, a quarter of the image wide: where objects often are."""
     rows, columns = grid
     y = (np.arange(rows) + 0.5) / rows - 0.5
     x = (np.arange(columns) + 0.5) / columns - 0.5

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from vision.config import ConfigError
-from vision.data.images.decode import decode, open_image
+from vision.data.images.decode import Pixels, decode, open_image
 from vision.data.images.transforms import evaluation_pixels
 from vision.data.sources.shapes import Scene, two_objects
-from vision.inspection.explain import Pixels, Subject, shown_pixels
+from vision.inspection.explain import Subject, shown_pixels
 from vision.inspection.trust.localization import Mask
 
 COLUMNS = ("path", "left", "top", "right", "bottom")
