@@ -165,4 +165,4 @@ def test_layout_asked_for_what_is_not_there_says_what_is() -> None:
     with pytest.raises(ValueError, match="outside the image"):
         layout.cell_at((14, 0))
     with pytest.raises(ValueError, match="no windows"):
-        layout.slots()
+        _ = layout.slots

@@ -19,7 +19,6 @@ from vision.inspection.explain import ALL, as_batch, available_methods, explain
 from vision.inspection.figures.diagnostics import diagnostics, gather_heads, heads_figure
 from vision.inspection.figures.drawing import Drawing, Style, colour_limit
 from vision.inspection.figures.filmstrip import comparison, film_strip
-from vision.inspection.figures.gallery import gallery
 from vision.inspection.figures.heads import heads_sheet, nine_places, queries_sheet
 from vision.inspection.figures.microscope import microscope
 from vision.inspection.figures.sheet import overlay_sheet
@@ -239,7 +238,7 @@ def test_rectangular_images_keep_their_shape() -> None:
     subject, pixels = seen("swin_mini", (24, 40)), noise((24, 40))
     explanation = explain(subject, pixels, CHOICES[:1])[0]
     assert explanation.heatmaps[0].pixels.shape == (24, 40)
-    drawing = gallery([explanation], style=SMALL)
+    drawing = overlay_sheet([explanation], style=SMALL)
     shown = [o for o in drawing.figure.axes[0].get_children() if isinstance(o, AxesImage)]
     assert shown[0].get_array().shape == (24, 40, 3)  # type: ignore[union-attr]
 
@@ -277,7 +276,7 @@ def test_check_attention_of_a_convolutional_network_says_what_to_do() -> None:
 
 def test_drawing_shows_itself_in_a_notebook() -> None:
     explanation = explain(seen(), noise(), CHOICES[:1])[0]
-    image = Image.open(io.BytesIO(gallery([explanation], style=SMALL)._repr_png_()))
+    image = Image.open(io.BytesIO(overlay_sheet([explanation], style=SMALL)._repr_png_()))
     assert image.format == "PNG"
 
 

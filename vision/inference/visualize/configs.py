@@ -36,12 +36,7 @@ def _check_width(length: str) -> str:
     return length
 
 
-def _check_method(text: str) -> str:
-    parse_method(text)
-    return text
-
-
-MethodText = Annotated[str, AfterValidator(_check_method)]
+MethodText = Annotated[str, AfterValidator(lambda text: str(parse_method(text)))]
 """A method, optionally with options: rollout:fusion:max."""
 Cell = tuple[int, int]
 

@@ -16,7 +16,14 @@ from vision.data.sources.shapes import Shapes
 from vision.data.sources.source import StoredImage
 from vision.inspection.explain import Subject, shown_pixels
 from vision.inspection.trust.localization import Mask
-from vision.inspection.trust.masks import box_mask, boxes_of, read_boxes, read_mask, shown_mask
+from vision.inspection.trust.masks import (
+    Boxes,
+    box_mask,
+    boxes_of,
+    read_boxes,
+    read_mask,
+    shown_mask,
+)
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,7 @@ def some(items: Sequence[Item], number: int | None) -> list[Item]:
     return [items[i] for i in np.linspace(0, len(items) - 1, number).round().astype(int)]
 
 
-def _boxes(file: Path, boxes: list[tuple[float, float, float, float]]) -> Mask:
+def _boxes(file: Path, boxes: Boxes) -> Mask:
     height, width = decode(file.read_bytes(), 3, str(file)).shape[:2]
     return box_mask((height, width), boxes)
 

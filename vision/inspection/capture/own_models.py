@@ -26,15 +26,14 @@ def watching_own(
     model: nn.Module, recorder: Recorder, anatomy: Anatomy, size: Grid
 ) -> Iterator[None]:
     """While this lasts, the attention of a model of this project goes to the recorder."""
-    sites = sites_of(model, size, anatomy)
-    watchers = [_Watcher(site, recorder) for site in sites]
-    handles = [w.site.module.register_forward_pre_hook(w.enter) for w in watchers]
+    observers = _observers(model, recorder, anatomy, size)
+    handles = [o.module.register_forward_pre_hook(o.enter) for o in observers]
     try:
         with ExitStack() as stack:
-            for watcher in watchers:
-                stack.enter_context(_observing(watcher.site.module, watcher))
+            for observer in observers:
+                stack.enter_context(_observing(observer.module, observer))
             for pool in (m for m in model.modules() if isinstance(m, AttentionPool)):
-                stack.enter_context(_observing(pool, partial(_note_pooling, recorder)))
+                stack.enter_context(_observing(pool, partial(_record_pooling, recorder)))
             yield
     finally:
         for handle in handles:
@@ -44,58 +43,51 @@ def watching_own(
 @contextmanager
 def _observing(module: Any, observer: Observer) -> Iterator[None]:
     """While this lasts, a module has this observer."""
-    before = module.__dict__.get("observer")
+    before = module.observer
     module.observer = observer
     try:
         yield
     finally:
-        if before is None:
-            module.__dict__.pop("observer", None)
-        else:
-            module.observer = before
+        module.observer = before
 
 
-def _note_pooling(recorder: Recorder, weights: Tensor) -> Tensor:
-    """Note what an attention pooling looks at (b h 1 n), and leave it as it is."""
+def _record_pooling(recorder: Recorder, weights: Tensor) -> Tensor:
+    """Record the weights (b h 1 n) of an attention pooling and return them unchanged."""
     if recorder.open:
         recorder.pooling = weights.detach().mean(dim=1)[:, 0]
     return weights
 
 
-@dataclass(frozen=True, eq=False)
-class Site:
-    """An attention module of this project's models, and where its tokens will be."""
+@dataclass(eq=False)
+class _Observer:
+    """The observer of one attention module."""
 
     name: str
     module: Any
     layout: Callable[[], Layout]
-
-
-class _Watcher:
-    """The observer of one attention module."""
-
-    def __init__(self, site: Site, recorder: Recorder) -> None:
-        self.site, self.recorder = site, recorder
-        self.inputs: Tensor | None = None
+    recorder: Recorder
+    inputs: Tensor | None = None
 
     def enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Keep what the module is given, for its gradient."""
+        """Keep the input of the module, for its gradient."""
         self.inputs = args[0] if self.recorder.gradients else None
 
     def __call__(self, weights: Tensor) -> Tensor:
-        """Note the weights and leave them as they are."""
-        self.recorder.add(self.site.name, weights, self.site.layout, lambda: self.inputs)
+        """Record the weights and return them unchanged."""
+        self.recorder.add(self.name, weights, self.layout, lambda: self.inputs)
         self.inputs = None
         return weights
 
     def check(self, explicit: Tensor, fused: Callable[[], Tensor]) -> None:
-        """Both paths agree."""
+        """Compare the explicit with the fused path."""
         with torch.no_grad():
-            check_output(self.site.name, explicit, fused())
+            check_output(self.name, explicit, fused())
 
 
-def sites_of(model: nn.Module, size: Grid, anatomy: Anatomy) -> list[Site]:
-    """The attention modules in the order in which they run."""
+def _observers(
+    model: nn.Module, recorder: Recorder, anatomy: Anatomy, size: Grid
+) -> list[_Observer]:
+    """Observers of the attention modules, in the order in which these run."""
     own = own_model(model)
     assert own is not None
     name = next(name for name, module in model.named_modules() if module is own)
@@ -104,24 +96,24 @@ def sites_of(model: nn.Module, size: Grid, anatomy: Anatomy) -> list[Site]:
     if isinstance(own, ViT):
         layout = Layout(anatomy.prefix, grid, anatomy.patch, size)
         return [
-            Site(f"{prefix}blocks.{i}.attn", block.attn, lambda: layout)
+            _Observer(f"{prefix}blocks.{i}.attn", block.attn, lambda: layout, recorder)
             for i, block in enumerate(own.blocks)
         ]
     shapes = own.shapes(grid)
-    sites = []
+    observers = []
     for s, stage in enumerate(own.layers):
         assert isinstance(stage, Stage)
         following = shapes[s + 1] if s + 1 < len(shapes) else None
         stride = (anatomy.patch[0] * 2**s, anatomy.patch[1] * 2**s)
-        # Blocks of a kind share one layout, computed when first asked for.
+        # Blocks of a kind share one layout, computed when first needed.
         kinds = [
             cache(partial(_own_windows, stage, shapes[s], following, second, stride, size))
             for second in (False, True)
         ]
         for i, block in enumerate(stage.blocks):
-            place = kinds[i % 2]
-            sites.append(Site(f"{prefix}layers.{s}.blocks.{i}.attn", block.attn, place))
-    return sites
+            name = f"{prefix}layers.{s}.blocks.{i}.attn"
+            observers.append(_Observer(name, block.attn, kinds[i % 2], recorder))
+    return observers
 
 
 def _own_windows(

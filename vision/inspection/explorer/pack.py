@@ -19,48 +19,53 @@ from vision.inspection.explorer.gather import PageClass, PageContent
 FORMAT = 1
 
 
+_FUSED: tuple[Fusion, ...] = ("mean", "max", "min")
+
+
 @dataclass(frozen=True)
 class Rung:
     """The part of the attention that a page keeps."""
 
     number: int
     bits: Literal[4, 8]
-    planes: tuple[Fusion, ...]
+    planes: tuple[Fusion, ...] = ()
     """Fusions of heads that are kept instead of the heads; empty: the heads themselves."""
-    pooled: bool
-    """Whether 2 × 2 keys of global layers are one."""
-    classes: int | None
+    classes: int | None = None
     """Number of classes that keep their matrices; None: all."""
-    says: str
+    pooled: bool = False
+    """Whether 2 × 2 keys of global layers are one."""
 
     @property
     def tolerance(self) -> float:
         """Largest error of a weight."""
         return 0.001 if self.bits == 8 else 0.02
 
+    @property
+    def says(self) -> str:
+        """A description for the page."""
+        if not self.planes:
+            return f"All layers and heads in {self.bits} bits."
+        kept = "Mean" if len(self.planes) == 1 else "Mean, maximum and minimum"
+        says = f"{kept} of the heads of every layer in {self.bits} bits"
+        says += ", 2 x 2 keys of global layers as one" if self.pooled else ""
+        says += "; single heads only for prefix tokens (class, registers) as queries"
+        if self.classes is not None:
+            only = "gradient methods for the most probable class only"
+            says += f"; {only if self.classes else 'no gradient methods'}"
+        return f"{says}."
 
-_FUSED: tuple[Fusion, ...] = ("mean", "max", "min")
-_HEADS = "All layers and heads"
-_FUSIONS = "Mean, maximum and minimum of the heads of every layer"
-_MEAN = "Mean of the heads of every layer"
-_PREFIX = "single heads only for prefix tokens (class, registers) as queries"
+
 LADDER = (
-    Rung(1, 8, (), False, None, f"{_HEADS} in 8 bits."),
-    Rung(2, 4, (), False, None, f"{_HEADS} in 4 bits."),
-    Rung(3, 8, _FUSED, False, None, f"{_FUSIONS} in 8 bits; {_PREFIX}."),
-    Rung(4, 4, _FUSED, False, None, f"{_FUSIONS} in 4 bits; {_PREFIX}."),
-    Rung(
-        5, 4, _FUSED, False, 1,
-        f"{_FUSIONS} in 4 bits; {_PREFIX}; gradient methods for the most probable class only.",
-    ),
-    Rung(6, 4, _FUSED, False, 0, f"{_FUSIONS} in 4 bits; {_PREFIX}; no gradient methods."),
-    Rung(7, 8, ("mean",), False, 0, f"{_MEAN} in 8 bits; {_PREFIX}; no gradient methods."),
-    Rung(8, 4, ("mean",), False, 0, f"{_MEAN} in 4 bits; {_PREFIX}; no gradient methods."),
-    Rung(
-        9, 4, ("mean",), True, 0,
-        f"{_MEAN} in 4 bits, 2 x 2 keys of global layers as one; {_PREFIX}; no gradient methods.",
-    ),
-)  # fmt: skip
+    Rung(1, 8),
+    Rung(2, 4),
+    Rung(3, 8, _FUSED),
+    Rung(4, 4, _FUSED),
+    Rung(5, 4, _FUSED, classes=1),
+    Rung(6, 4, _FUSED, classes=0),
+    Rung(7, 8, ("mean",), classes=0),
+    Rung(8, 4, ("mean",), classes=0),
+    Rung(9, 4, ("mean",), classes=0, pooled=True),
+)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from vision.inspection.figures.drawing import (
     Style,
     new_figure,
 )
-from vision.inspection.figures.parts import bare, set_title
+from vision.inspection.figures.parts import bare, mosaic, set_title
 from vision.inspection.trust.head_statistics import (
     head_statistics,
     patch_filters,
@@ -177,7 +177,7 @@ def _filters(axes: Axes, model: nn.Module, numbers: dict[str, Array]) -> str:
     high = filters.max(axis=(1, 2, 3), keepdims=True)
     tiles = ((filters - low) / np.maximum(high - low, 1e-12)).transpose(0, 2, 3, 1)
     tiles = np.repeat(tiles, 3, axis=3) if tiles.shape[3] == 1 else tiles[..., :3]
-    axes.imshow(_mosaic(tiles, 7), interpolation="nearest")
+    axes.imshow(mosaic(tiles, 7, _gap(tiles)), interpolation="nearest")
     bare(axes)
     axes.set_title(f"patch filters, {most} components")
     return f"the first {most} principal components of the filters that embed patches"
@@ -194,8 +194,9 @@ def _positions(axes: Axes, model: nn.Module, numbers: dict[str, Array]) -> str:
         shown = alike[0] if len(alike) == 1 else np.concatenate([alike[0], alike[-1]])
         shown = shown[:36]
         size = float(np.abs(shown).max()) or 1.0
-        mosaic = _mosaic(shown[..., None], max(3, int(np.ceil(len(shown) ** 0.5))))[..., 0]
-        drawn = axes.imshow(mosaic, cmap="PuOr_r", vmin=-size, vmax=size, interpolation="nearest")
+        across = max(3, int(np.ceil(len(shown) ** 0.5)))
+        image = mosaic(shown[..., None], across, _gap(shown))[..., 0]
+        drawn = axes.imshow(image, cmap="PuOr_r", vmin=-size, vmax=size, interpolation="nearest")
         axes.figure.colorbar(drawn, ax=axes, shrink=0.8, aspect=20)
         axes.set_title("bias by relative position")
         return (
@@ -211,8 +212,8 @@ def _positions(axes: Axes, model: nn.Module, numbers: dict[str, Array]) -> str:
     numbers["position_similarity"] = values
     rows, columns = _some(values.shape[0]), _some(values.shape[1])
     tiles = values[np.ix_(rows, columns)].reshape(-1, *values.shape[2:], 1)
-    mosaic = _mosaic(tiles, len(columns))[..., 0]
-    drawn = axes.imshow(mosaic, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
+    image = mosaic(tiles, len(columns), _gap(tiles))[..., 0]
+    drawn = axes.imshow(image, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
     axes.figure.colorbar(drawn, ax=axes, shrink=0.8, aspect=20)
     axes.set_title("similarity of positions")
     return "the cosine similarity of each position embedding with all others"
@@ -223,14 +224,5 @@ def _some(number: int, most: int = 7) -> Array:
     return np.unique(np.linspace(0, number - 1, min(number, most)).round().astype(int))
 
 
-def _mosaic(tiles: Array, columns: int) -> Array:
-    """Tiles (n height width channels) in rows, with gaps that stay empty."""
-    number, height, width, channels = tiles.shape
-    gap = max(1, width // 12)
-    rows = -(-number // columns)
-    shape = (rows * (height + gap) - gap, columns * (width + gap) - gap, channels)
-    canvas = np.full(shape, np.nan if channels == 1 else 1.0)
-    for i, tile in enumerate(tiles):
-        top, left = i // columns * (height + gap), i % columns * (width + gap)
-        canvas[top : top + height, left : left + width] = tile
-    return canvas
+def _gap(tiles: Array) -> int:
+    return max(1, int(tiles.shape[2]) // 12)

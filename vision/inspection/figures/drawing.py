@@ -46,24 +46,21 @@ class Style:
 
     def settings(self) -> Any:
         """For matplotlib."""
-        return {
+        ticks = {
+            "labelsize": self.size * 0.85,
+            "color": FAINT,
+            "labelcolor": TEXT,
+            "major.width": 0.6,
+            "major.size": 2.5,
+        }
+        return {f"{axis}tick.{name}": value for axis in "xy" for name, value in ticks.items()} | {
             "font.family": "DejaVu Sans",
             "font.size": self.size,
             "axes.titlesize": self.size,
             "axes.labelsize": self.size * 0.9,
-            "xtick.labelsize": self.size * 0.85,
-            "ytick.labelsize": self.size * 0.85,
             "axes.edgecolor": FAINT,
             "axes.labelcolor": TEXT,
             "axes.linewidth": 0.6,
-            "xtick.color": FAINT,
-            "ytick.color": FAINT,
-            "xtick.labelcolor": TEXT,
-            "ytick.labelcolor": TEXT,
-            "xtick.major.width": 0.6,
-            "ytick.major.width": 0.6,
-            "xtick.major.size": 2.5,
-            "ytick.major.size": 2.5,
             "text.color": TEXT,
             "hatch.linewidth": 0.5,
             "svg.fonttype": "none",

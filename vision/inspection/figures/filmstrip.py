@@ -53,7 +53,7 @@ def film_strip(
             axes.set_title(f"into layer {layer.number}", loc="left")
             y, x = layer.layout.grid
             note(axes, f"{y} × {x} cells · max {values.max():.3g} ×", style)
-        colour_bar(figure, [first, *panels], limit, beyond)
+        colour_bar(figure, limit, beyond, ax=[first, *panels])
     caption = Caption(
         shows="Attention rollout layer by layer: the share of each cell that enters a layer in "
         "the query, from the last layer (first panel) down to the first.",

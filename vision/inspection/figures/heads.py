@@ -26,6 +26,7 @@ from vision.inspection.figures.parts import (
     COLOURS,
     bare,
     colour_bar,
+    mosaic,
     outline,
     set_title,
     show_image,
@@ -60,7 +61,7 @@ def heads_sheet(
             axes = figure.add_subplot(grid[i])
             drawn.append(axes)
             _tiles(axes, values, columns, limit, ratio, layer, style)
-        colour_bar(figure, drawn, limit, beyond, gamma=GAMMA)
+        colour_bar(figure, limit, beyond, gamma=GAMMA, ax=drawn)
         title = f"Every head of {captured.model}: where {_named(captured, query)} looks"
         set_title(figure, title, style)
     caption = Caption(
@@ -101,16 +102,11 @@ def _tiles(
     style: Style,
 ) -> None:
     """The heads of a layer as one image of equal tiles with white gaps."""
-    height, width, gap = round(TILE_PIXELS * ratio), TILE_PIXELS, 4
-    rows = -(-len(values) // columns)
-    canvas = np.ones((rows * (height + gap) - gap, columns * (width + gap) - gap, 4))
+    height, width = round(TILE_PIXELS * ratio), TILE_PIXELS
     up = np.arange(height) * values.shape[1] // height
     left = np.arange(width) * values.shape[2] // width
-    for h, head in enumerate(values):
-        top, start = h // columns * (height + gap), h % columns * (width + gap)
-        colours = COLOURS(np.clip(head / limit, 0, 1) ** GAMMA)
-        canvas[top : top + height, start : start + width] = colours[up][:, left]
-    axes.imshow(canvas, interpolation="nearest")
+    colours = COLOURS(np.clip(values / limit, 0, 1) ** GAMMA)[:, up][:, :, left]
+    axes.imshow(mosaic(colours, columns, 4), interpolation="nearest")
     bare(axes)
     axes.set_ylabel(
         f"{layer.number}", rotation=0, ha="right", va="center", fontsize=style.size * 0.9
@@ -150,7 +146,7 @@ def queries_sheet(
                     axes.set_title(f"layer {layer.number}")
         if not style.paper:
             grid[0, 0].set_title("query")
-        colour_bar(figure, list(grid.flat), limit, beyond, gamma=GAMMA)
+        colour_bar(figure, limit, beyond, gamma=GAMMA, ax=list(grid.flat))
     caption = Caption(
         shows="Where patches look: a row for each query (framed), a column for each layer, mean "
         "over heads.",

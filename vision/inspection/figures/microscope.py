@@ -52,7 +52,7 @@ def microscope(
         for axes, layer, values in zip(panels, captured.layers, maps, strict=True):
             _block(axes, layer, values, limit, pixels, place, style)
         label = "× uniform in the window"
-        colour_bar(figure, panels, limit, beyond, label=label, gamma=GAMMA, aspect=40)
+        colour_bar(figure, limit, beyond, label=label, gamma=GAMMA, ax=panels, aspect=40)
         set_title(figure, f"One patch through the windows of {captured.model}", style)
     caption = Caption(
         shows="The attention of one patch in every block, mean over heads, put back into the "
@@ -60,7 +60,7 @@ def microscope(
         "with the query but are masked from it are hatched; the query is framed in blue.",
         facts=(
             ("Query", f"the patch at pixel {place} (row, column)"),
-            ("Layers", ", ".join(_described(layer) for layer in captured.layers)),
+            ("Layers", ", ".join(_described_layer(layer) for layer in captured.layers)),
             (
                 "Scale",
                 "multiples of uniform attention over the keys of the query; colours follow the "
@@ -119,9 +119,7 @@ def _described_block(layer: LayerAttention, cell: Cell) -> str:
     return words
 
 
-def _described(layer: LayerAttention) -> str:
-    shift = layer.layout.shift
-    moved = f", shift {shift[0]} × {shift[1]}" if shift is not None and any(shift) else ""
-    window = layer.layout.window
-    assert window is not None
+def _described_layer(layer: LayerAttention) -> str:
+    window, shift = layer.layout.window or (0, 0), layer.layout.shift or (0, 0)
+    moved = f", shift {shift[0]} × {shift[1]}" if any(shift) else ""
     return f"{layer.name} (window {window[0]} × {window[1]}{moved})"

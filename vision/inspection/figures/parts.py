@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -59,6 +60,17 @@ def show_map(
     axes.imshow(tinted(values, limit, gamma), interpolation="nearest", extent=(0, width, height, 0))
 
 
+def mosaic(images: Array, columns: int, gap: int) -> Array:
+    """Images (n height width channels) in rows; gaps are 1 in colours and NaN in single values."""
+    number, height, width, channels = images.shape
+    shape = (-(-number // columns) * (height + gap) - gap, columns * (width + gap) - gap, channels)
+    canvas = np.full(shape, np.nan if channels == 1 else 1.0)
+    for i, image in enumerate(images):
+        top, left = i // columns * (height + gap), i % columns * (width + gap)
+        canvas[top : top + height, left : left + width] = image
+    return canvas
+
+
 def tiles(figure: Figure, number: int, columns: int) -> list[Axes]:
     """Axes for a number of panels, in rows of at most `columns`."""
     columns = min(columns, number)
@@ -94,38 +106,23 @@ def fitted(text: str, inches: float, size: float, lines: int = 2) -> str:
     return "\n".join(shortened(line, columns + 2) for line in wrapped)
 
 
-def scale_in(axes: Axes, limit: float, beyond: bool) -> None:
-    """A horizontal colour scale in axes of its own."""
-    colours = ScalarMappable(Normalize(0, limit), COLOURS)
-    extend = "max" if beyond else "neither"
-    assert axes.figure is not None
-    bar = axes.figure.colorbar(colours, cax=axes, orientation="horizontal", extend=extend)
-    bar.outline.set_linewidth(0.4)
-    bar.ax.locator_params(nbins=4)
-    bar.set_label("× uniform")
-
-
 def colour_bar(
     figure: Figure | SubFigure,
-    axes: Sequence[Axes],
     limit: float,
     beyond: bool,
     *,
     label: str = "× uniform",
     gamma: float = 1.0,
-    aspect: float = 25,
+    **place: Any,
 ) -> None:
-    """A colour scale below maps that share one."""
+    """A horizontal colour scale, in axes of its own (cax) or below those that share it (ax)."""
     norm = Normalize(0, limit) if gamma == 1 else PowerNorm(gamma, 0, limit)
-    bar = figure.colorbar(
-        ScalarMappable(norm, COLOURS),
-        ax=list(axes),
-        location="bottom",
-        extend="max" if beyond else "neither",
-        shrink=0.5,
-        aspect=aspect,
-        pad=0.02,
-    )
+    extend = "max" if beyond else "neither"
+    if "ax" in place:
+        place = {"location": "bottom", "shrink": 0.5, "aspect": 25, "pad": 0.02} | place
+    else:
+        place["orientation"] = "horizontal"
+    bar = figure.colorbar(ScalarMappable(norm, COLOURS), extend=extend, **place)
     bar.outline.set_linewidth(0.4)
     bar.locator = MaxNLocator(4)
     bar.update_ticks()

@@ -1,4 +1,4 @@
-"""The overlay sheet: an image, its top classes, and some methods for them."""
+"""The overlay sheet: images, their top classes, and some methods for them."""
 
 from collections.abc import Sequence
 
@@ -20,9 +20,9 @@ from vision.inspection.figures.drawing import (
 from vision.inspection.figures.parts import (
     bare,
     class_bars,
+    colour_bar,
     fitted,
     note,
-    scale_in,
     set_title,
     show_image,
     show_map,
@@ -34,12 +34,20 @@ TILE = 1.75
 
 
 def overlay_sheet(
-    explanations: Sequence[Explanation], *, style: Style = SCREEN, title: str = ""
+    explanations: Sequence[Explanation],
+    *,
+    style: Style = SCREEN,
+    title: str = "",
+    bars: bool = True,
 ) -> Drawing:
-    """Models one below the other on the same image; each method has one scale for all of them."""
+    """Models or images one below the other; each method has one scale for all of them.
+
+    bars: show the top classes below each image, instead of the first as text.
+    """
+    bars = bars and not style.paper
     heatmaps = [heatmap for e in explanations for heatmap in e.heatmaps]
     choices = list({str(heatmap.choice): heatmap.choice for heatmap in heatmaps}.values())
-    rows = [_rows(explanation, choices, style) for explanation in explanations]
+    rows = [_rows(explanation, choices, bars) for explanation in explanations]
     ratio = explanations[0].pixels.shape[0] / explanations[0].pixels.shape[1]
     width = TILE * (len(choices) + 1) + 0.3
     factor = 1.0 if style.width is None else style.width / width
@@ -50,13 +58,14 @@ def overlay_sheet(
         colour_limit([h.values for e in explanations for h in e.heatmaps_of(c)], style.percentile)
         for c in choices
     ]
+    several = len({e.model for e in explanations}) > 1
     named = next((c for c, choice in enumerate(choices) if choice.spec.for_class), -1)
     with new_figure(style, width, height) as figure:
         heights = [*[1.0] * sum(rows), 0.05]
         grid = figure.add_gridspec(sum(rows) + 1, len(choices) + 1, height_ratios=heights)
         top = 0
         for explanation, number in zip(explanations, rows, strict=True):
-            _left(figure, grid, top, explanation, style, tile, several=len(explanations) > 1)
+            _left(figure, grid, top, explanation, style, tile, several=several, bars=bars)
             for c, choice in enumerate(choices):
                 found = explanation.heatmaps_of(choice)
                 for r in range(number):
@@ -70,7 +79,7 @@ def overlay_sheet(
                         axes.set_title(fitted(choice.title, tile, style.size))
             top += number
         for c, (limit, beyond) in enumerate(limits):
-            scale_in(figure.add_subplot(grid[-1, c + 1]), limit, beyond)
+            colour_bar(figure, limit, beyond, cax=figure.add_subplot(grid[-1, c + 1]))
         set_title(figure, title, style)
     ends = ", ".join(
         f"{c.title} {limit:.3g}" for c, (limit, _) in zip(choices, limits, strict=True)
@@ -78,7 +87,7 @@ def overlay_sheet(
     caption = Caption(
         shows=f"Where the model looks: {'; '.join(_predicted(e) for e in explanations)}.",
         facts=(
-            ("Models", "; ".join(e.model for e in explanations)),
+            ("Models", "; ".join(dict.fromkeys(e.model for e in explanations))),
             (
                 "Scale",
                 "multiples of a uniform map, linear from 0; colours end at the "
@@ -92,10 +101,12 @@ def overlay_sheet(
     return Drawing(figure, style, caption, _numbers(explanations))
 
 
-def _rows(explanation: Explanation, choices: Sequence[MethodChoice], style: Style) -> int:
-    """Rows of a model: its classes, and on a screen one for the bars below its input."""
-    bars = bool(explanation.top) and not style.paper
-    return max(1 + bars, *(len(explanation.heatmaps_of(choice)) for choice in choices))
+def _rows(explanation: Explanation, choices: Sequence[MethodChoice], bars: bool) -> int:
+    """Rows of an explanation: its classes, and one for the bars below the image."""
+    return max(
+        1 + (bars and bool(explanation.top)),
+        *(len(explanation.heatmaps_of(choice)) for choice in choices),
+    )
 
 
 def _left(
@@ -107,19 +118,20 @@ def _left(
     tile: float,
     *,
     several: bool,
+    bars: bool,
 ) -> None:
     """The image and, below it, the top classes."""
     axes = figure.add_subplot(grid[top, 0])
     show_image(axes, explanation.pixels)
     height, width = explanation.pixels.shape[:2]
-    if several or not style.paper:
+    if several or (top == 0 and not style.paper):
         axes.set_title(fitted(explanation.model, tile, style.size) if several else "Input")
-    if not explanation.top or not style.paper:
+    if not explanation.top or bars:
         note(axes, f"{width} × {height} pixels", style)
     else:
         best = explanation.top[0]
         note(axes, fitted(f"{best.name} {best.probability:.0%}", tile, style.size * 0.75), style)
-    if explanation.top and not style.paper:
+    if explanation.top and bars:
         class_bars(figure.add_subplot(grid[top + 1, 0]), explanation.top, style, tile)
 
 

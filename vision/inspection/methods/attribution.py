@@ -82,32 +82,23 @@ class _Question:
     """What a method is computed from."""
 
     captured: Captured
-    targets: Tensor | None
+    targets: Any
+    """The class of each map (b), for methods that explain one."""
     query: Query
     options: dict[str, Any]
-    """Of the method, but for `layer`."""
+    """Of the method, without `layer`."""
     layer: Any
     """The LayerAttention of methods with the option `layer`."""
 
     def seed(self, layer: int | str = -1) -> Tensor:
         """The query as shares of a layer's tokens: (b 1 n)."""
         if self.query == "cam":
-            return cam_seed(self.captured, self.classes())
+            return cam_seed(self.captured, self.targets)
         return seed_of(self.captured, self.query, layer=layer)
-
-    def classes(self) -> Tensor:
-        """The class of each map: (b)."""
-        assert self.targets is not None
-        return self.targets
 
     def padded(self, cells: Tensor) -> Tensor:
         """Values by cell (b y·x) as values by token, zero for prefix tokens."""
         return F.pad(cells, (len(self.captured.layout.prefix), 0))
-
-    def component(self) -> Tensor:
-        """One principal component: (b y·x)."""
-        number: int = self.options["component"]
-        return feature_components(self.captured, number + 1)[..., number].flatten(1)
 
 
 COMPUTE: dict[str, Callable[[_Question], Tensor]] = {
@@ -119,12 +110,14 @@ COMPUTE: dict[str, Callable[[_Question], Tensor]] = {
     "chefer": lambda q: chefer(q.captured, q.seed(), **q.options)[:, 0],
     "attention_gradcam": lambda q: attention_gradcam(q.layer, q.seed(q.layer.number))[:, 0],
     "token_gradcam": lambda q: token_gradcam(q.layer),
-    "cam": lambda q: q.padded(logit_parts(q.captured, q.classes(), **q.options)),
-    "cam_rollout": lambda q: rollout(q.captured, cam_seed(q.captured, q.classes()), **q.options)[
+    "cam": lambda q: q.padded(logit_parts(q.captured, q.targets, **q.options)),
+    "cam_rollout": lambda q: rollout(q.captured, cam_seed(q.captured, q.targets), **q.options)[
         :, 0
     ],
     "norm": lambda q: last_tokens(q.captured).float().norm(dim=-1),
-    "pca": lambda q: q.padded(q.component()),
+    "pca": lambda q: q.padded(
+        feature_components(q.captured, q.options["component"] + 1)[..., -1].flatten(1)
+    ),
 }
 """Values by token (b n), by the name of the method in `METHODS`."""
 

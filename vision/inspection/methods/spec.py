@@ -34,8 +34,6 @@ class MethodSpec:
     options: Mapping[str, Option] = field(default_factory=dict)
     gradients: bool = False
     """Needs the gradient of a class."""
-    for_class: bool = False
-    """Its map belongs to one class."""
     query: bool = False
     """Starts from a query: a token, a cell, or what the model pools."""
     distribution: bool = False
@@ -44,6 +42,11 @@ class MethodSpec:
     """Needs the last tokens before the final norm."""
     mean_pool: bool = False
     """Needs a linear head on the mean of the tokens."""
+
+    @property
+    def for_class(self) -> bool:
+        """Whether its map explains one class."""
+        return self.gradients or self.mean_pool
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -125,7 +128,6 @@ METHODS: dict[str, MethodSpec] = {
             "start_layer": _layer_number(0),
         },
         gradients=True,
-        for_class=True,
         query=True,
         distribution=True,
     ),
@@ -139,7 +141,6 @@ METHODS: dict[str, MethodSpec] = {
         "compare the scores.",
         {"normalize": _flag(False), "start_layer": _layer_number(0)},
         gradients=True,
-        for_class=True,
         query=True,
     ),
     "attention_gradcam": MethodSpec(
@@ -151,7 +152,6 @@ METHODS: dict[str, MethodSpec] = {
         "have a negative mean gradient it is empty.",
         {"layer": _LAYER},
         gradients=True,
-        for_class=True,
         query=True,
     ),
     "token_gradcam": MethodSpec(
@@ -163,7 +163,6 @@ METHODS: dict[str, MethodSpec] = {
         "networks. The mean over cells lets the gradients of different places cancel.",
         {"layer": _LAYER},
         gradients=True,
-        for_class=True,
     ),
     "cam": MethodSpec(
         "CAM",
@@ -174,7 +173,6 @@ METHODS: dict[str, MethodSpec] = {
         "A last token has seen the whole image, so its place can differ from the place of the "
         "evidence.",
         {"centred": _flag(True)},
-        for_class=True,
         last_tokens=True,
         mean_pool=True,
     ),
@@ -187,7 +185,6 @@ METHODS: dict[str, MethodSpec] = {
         "as the first layer. Below the last layer it has the limits of rollout, and evidence "
         "against the class is left out.",
         _ROLLOUT,
-        for_class=True,
         distribution=True,
         last_tokens=True,
         mean_pool=True,

@@ -16,8 +16,7 @@ Definitions
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,15 +39,14 @@ def energy(values: Map, mask: Mask) -> float:
     return float(positive[mask].sum() / total) if total > 0 else float(mask.mean())
 
 
-@dataclass(frozen=True)
-class Overlap:
+class Overlap(NamedTuple):
     """Counts of pixels, which can be added up over images."""
 
     correct: int
     pixels: int
-    intersections: tuple[int, int]
+    intersections: NDArray[np.int64]
     """Of background and of object."""
-    unions: tuple[int, int]
+    unions: NDArray[np.int64]
 
     @property
     def accuracy(self) -> float:
@@ -67,22 +65,14 @@ def overlap(values: Map, mask: Mask) -> Overlap:
     _check(values, mask)
     found = values > values.mean(dtype=np.float64)
     sides = [(~found, ~mask), (found, mask)]
-    return Overlap(
-        correct=int((found == mask).sum()),
-        pixels=mask.size,
-        intersections=_two([int((a & b).sum()) for a, b in sides]),
-        unions=_two([int((a | b).sum()) for a, b in sides]),
-    )
+    intersections = np.array([(a & b).sum() for a, b in sides])
+    unions = np.array([(a | b).sum() for a, b in sides])
+    return Overlap(int((found == mask).sum()), mask.size, intersections, unions)
 
 
 def pooled(counts: Sequence[Overlap]) -> Overlap:
     """The counts of several images as one."""
-    return Overlap(
-        correct=sum(c.correct for c in counts),
-        pixels=sum(c.pixels for c in counts),
-        intersections=_two([sum(c.intersections[k] for c in counts) for k in (0, 1)]),
-        unions=_two([sum(c.unions[k] for c in counts) for k in (0, 1)]),
-    )
+    return Overlap(*(sum(values) for values in zip(*counts, strict=True)))
 
 
 def average_precision(values: Map, mask: Mask) -> float:
@@ -137,7 +127,3 @@ def _check(values: Map, mask: Mask) -> None:
         raise ValueError(f"A map of {values.shape} and a mask of {mask.shape} do not fit.")
     if not mask.any():
         raise ValueError("The mask is empty: there is no object to find.")
-
-
-def _two(numbers: list[int]) -> tuple[int, int]:
-    return numbers[0], numbers[1]

@@ -20,7 +20,7 @@ from vision.inspection.capture.recording import CaptureError
 from vision.inspection.explain import explain
 from vision.inspection.figures.diagnostics import Heads, gather_heads, heads_figure
 from vision.inspection.figures.drawing import Drawing
-from vision.inspection.figures.gallery import gallery
+from vision.inspection.figures.sheet import overlay_sheet
 from vision.models.layers import Classifier
 
 IMAGES = 8
@@ -71,7 +71,7 @@ def draw_attention(
         explanations = explain(subject, pixels, classes=1, name=f"step {step}", passes=passes)
         heads = gather_heads(model, [passes.plain])
     drawings = {
-        "overlays": gallery(explanations, title=f"Step {step}"),
+        "overlays": overlay_sheet(explanations, title=f"Step {step}", bars=False),
         "heads": heads_figure(heads, name=f"Heads after step {step}"),
     }
     if write:
