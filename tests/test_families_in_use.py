@@ -9,7 +9,7 @@ from layout_catalogue import CASES, FAMILIES
 import vision
 from vision.cli.app import main
 from vision.inspection.capture.capture import capture
-from vision.inspection.methods.methods import attribute
+from vision.inspection.methods.attribution import attribute
 
 RECIPES = ("finetune", "probe", "probe_then_finetune", "partial", "lora", "bitfit")
 QUICK = (

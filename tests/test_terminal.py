@@ -15,7 +15,7 @@ from vision.data.tools.check import DataCheck, SplitCheck
 from vision.inference.load import Prediction
 from vision.inference.predict import PredictedFile
 from vision.inference.predict import table as table_of_answers
-from vision.inference.visualize.score import table as table_of_scores
+from vision.inference.visualize.score_table import table as table_of_scores
 from vision.terminal import plain, print_wide, progress_bar
 from vision.training.run.messages import Reporter
 

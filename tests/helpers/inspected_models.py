@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torchvision.models import SwinTransformer, VisionTransformer
 from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformerBlockV2
 
-from vision.inspection.capture.captured import Captured, Ending, LayerAttention
 from vision.inspection.capture.layout import Layout
+from vision.inspection.capture.recording import Captured, Ending, LayerAttention
 from vision.models.layers import Grid
 
 CLASSES = 7

@@ -13,7 +13,7 @@ from vision.config import Config, ConfigError
 from vision.data.configs import DataCommandConfig, DataConfig, PrepareConfig
 from vision.evaluation.configs import EvalConfig
 from vision.inference.configs import ExportConfig, PredictConfig
-from vision.inspection.configs import VisualizeConfig
+from vision.inference.visualize.configs import VisualizeConfig
 from vision.models.configs import AutoModelConfig, ModelChoice
 from vision.terminal import print_wide, progress_bar
 from vision.training.configs import CompareConfig, TrainConfig

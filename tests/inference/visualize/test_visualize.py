@@ -16,11 +16,11 @@ from untrained_runs import CLASSES, a_run
 from vision.cli.app import main
 from vision.cli.composition import compose
 from vision.config import ConfigError, parse
-from vision.inference.images import items_of_files, some
 from vision.inference.load import load
-from vision.inference.visualize.score import Scores, table
-from vision.inference.visualize.visualize import viewers
-from vision.inspection.configs import VisualizeConfig
+from vision.inference.visualize.configs import VisualizeConfig
+from vision.inference.visualize.images import items_of_files, some
+from vision.inference.visualize.score_table import Scores, table
+from vision.inference.visualize.visualize import visualized_models
 from vision.inspection.trust.masks import mask_file
 
 
@@ -117,17 +117,17 @@ def test_visualize_with_a_file_that_is_no_image_draws_the_rest_and_exits_1(
     ("words", "message"),
     [
         (["methods=[attention:layer:9]"], "layer 9"),
-        (["methods=[attention:head:8]"], "no head 8"),
-        (["methods=[cam]"], "cannot have cam: a class activation map needs the mean"),
+        (["methods=[attention:head:8]"], "no captured head 8"),
+        (["methods=[cam]"], "cam is not available for ViT: it needs the mean"),
         (["methods=[rolout]"], "Did you mean 'rollout'"),
-        (["classes=[cot]"], "no class 'cot'. Did you mean 'cat'"),
-        (["figures=[microscope]"], "no windows"),
+        (["classes=[cot]"], "'cot'. Did you mean 'cat'"),
+        (["figures=[microscope]"], "needs windows"),
         (["figures=[heads]", "query=register 1"], "no token 'register 1'"),
         (["figures=[queries]", "query=[99,0]"], "outside the grid"),
         (["style=paper", "width=3"], "width"),
-        (["width=3furlongs"], "no width; write 3.3in"),
+        (["width=3furlongs"], "not a width; write 3.3in"),
         (["masks=there"], "add score=true"),
-        (["score=true", "masks=there"], "no folder there"),
+        (["score=true", "masks=there"], "folder there does not exist"),
     ],
 )
 def test_visualize_with_a_mistake_says_what_is_wrong(
@@ -157,7 +157,7 @@ def test_visualize_of_weights_that_no_model_has_ends_in_one_message(
     assert said.count("error:") == 1 and "Traceback" not in said
 
 
-def test_viewers_of_a_convolutional_network_say_that_it_has_no_attention(
+def test_models_of_a_convolutional_network_say_that_it_has_no_attention(
     run: Path, photos: Path
 ) -> None:
     import timm
@@ -168,7 +168,52 @@ def test_viewers_of_a_convolutional_network_say_that_it_has_no_attention(
     loaded = replace(found, opened=replace(found.opened, model=resnet))
     items = items_of_files([photos / "a.png"])
     with pytest.raises(ConfigError, match="checkpoint: net: No attention was found in ResNet"):
-        viewers([loaded], parse(VisualizeConfig, values), items[0])
+        visualized_models([loaded], parse(VisualizeConfig, values), items[0])
+
+
+class Counter:
+    """Counts the forward passes of a model over a single image, by that image."""
+
+    def __init__(self) -> None:
+        self.passes: dict[bytes, int] = {}
+
+    def watch(self, loaded: Any) -> Any:
+        loaded.model.register_forward_pre_hook(self._count)
+        return loaded
+
+    def _count(self, module: Any, args: tuple[Any, ...]) -> None:
+        if len(args[0]) == 1:
+            key = args[0].detach().numpy().tobytes()
+            self.passes[key] = self.passes.get(key, 0) + 1
+
+
+@pytest.mark.parametrize("score", [False, True])
+def test_every_image_is_captured_once_for_each_kind_of_pass(
+    run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, score: bool
+) -> None:
+    counter = Counter()
+    monkeypatch.setattr(
+        "vision.inference.load.load", lambda *args, **given: counter.watch(load(*args, **given))
+    )
+    words = ["figures=[sheet,heads,queries,filmstrip,comparison,page]", "classes=3", "batch_size=1"]
+    more = [f"score={str(score).lower()}", "steps=2", f"images={photos}"]
+    assert visualize(run, tmp_path / "out", *words, *more) == 0
+    first, *others = counter.passes.values()
+    # Plain and with gradients, for the figures and, over all images first, for the table of scores.
+    assert len(others) == 2 and all(count == (4 if score else 2) for count in others)
+    assert first == others[0] + 1  # which methods a model has is known from a pass over the first
+
+
+def test_page_explains_the_classes_that_are_named(run: Path, photos: Path, tmp_path: Path) -> None:
+    words = [
+        f"images={photos}/b.png",
+        "figures=[sheet,page]",
+        "classes=[eel,bear]",
+        "formats=[npz]",
+    ]
+    assert visualize(run, tmp_path / "out", *words) == 0
+    header = page_header(tmp_path / "out/b.page.html")
+    assert [entry["name"] for entry in header["classes"]] == ["eel", "bear"]
 
 
 def page_header(path: Path) -> dict[str, Any]:
@@ -237,7 +282,7 @@ def test_masks_that_do_not_match_their_images_are_refused(
     assert visualize(run, tmp_path / "out", *words) == 0
     Image.new("L", (40, 30), 0).save(tmp_path / "masks/b.png")
     assert visualize(run, tmp_path / "out", *words) == 2
-    assert "no image left to score" in capsys.readouterr().err
+    assert "no image is left to score" in capsys.readouterr().err
 
 
 def test_masks_are_found_by_the_folders_of_their_images_or_by_name_alone(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import ViTConfig, ViTModel
 
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.captured import CaptureError, check_output
+from vision.inspection.capture.recording import CaptureError, check_output
 from vision.models.attention import attention
 
 

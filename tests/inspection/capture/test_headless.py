@@ -16,11 +16,11 @@ from transformers import Dinov2WithRegistersConfig, Dinov2WithRegistersModel
 
 from vision.config import ConfigError
 from vision.inspection.capture.capture import capture
-from vision.inspection.explain import class_numbers, default_requests, look_at
+from vision.inspection.explain import class_numbers, default_methods, explain
 from vision.inspection.explorer.page import write_page
 from vision.inspection.figures.sheet import overlay_sheet
-from vision.inspection.methods.methods import attribute, methods_of
-from vision.inspection.methods.requests import parse_requests
+from vision.inspection.methods.attribution import attribute, methods_of
+from vision.inspection.methods.spec import parse_methods
 
 
 def torchvision_vit() -> Any:
@@ -83,17 +83,19 @@ def test_headless_model_has_methods_without_a_class_and_no_others(name: str) -> 
 def test_sheet_of_a_headless_model_shows_no_class(name: str) -> None:
     about = seen(size=(64, 64))
     subject = Seen(HEADLESS[name](), (), about.preprocess)
-    look = look_at(subject, noise((64, 64)))[0]
-    assert look.answers == () and all(panel.answer is None for panel in look.panels)
-    assert len(look.panels) == 3
-    drawing = overlay_sheet([look])
+    explanation = explain(subject, noise((64, 64)))[0]
+    assert explanation.top == () and all(
+        heatmap.explained is None for heatmap in explanation.heatmaps
+    )
+    assert len(explanation.heatmaps) == 3
+    drawing = overlay_sheet([explanation])
     words = " ".join(
         text.get_text() for text in drawing.figure.findobj(lambda o: hasattr(o, "get_text"))
     )
     assert "%" not in words.replace("% on other tokens", "") and "class " not in words
     assert "has no classes" in drawing.caption.text()
-    with pytest.raises(ConfigError, match="cannot have chefer: it returns no logits"):
-        look_at(subject, noise((64, 64)), parse_requests(["chefer"]))
+    with pytest.raises(ConfigError, match=r"chefer is not available .*no logits"):
+        explain(subject, noise((64, 64)), parse_methods(["chefer"]))
 
 
 @pytest.mark.parametrize("name", ["own swin", "timm dinov2", "transformers dinov2"])
@@ -110,7 +112,7 @@ def test_layers_of_a_wrapper_after_a_headless_model_are_its_head() -> None:
     model = nn.Sequential(inner, nn.Linear(inner(random_images(1, 3, 64, 64)).shape[1], 5))
     captured = capture(model, random_images(1, 3, 64, 64), targets=3, gradients=True)
     assert captured.logits is not None and captured.logits.shape == (1, 5)
-    assert "chefer" in {str(request) for request in default_requests(captured)}
+    assert "chefer" in {str(choice) for choice in default_methods(captured)}
 
 
 def test_classes_that_are_asked_of_a_headless_model_are_refused() -> None:

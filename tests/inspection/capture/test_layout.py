@@ -9,14 +9,14 @@ from model_settings import random_images
 from torch import Tensor
 
 from vision.inspection.capture.capture import capture
+from vision.inspection.capture.foreign_windows import shift_regions, window_index
 from vision.inspection.capture.layout import Layout
-from vision.inspection.capture.window_order import shift_regions, window_index, windowed_layout
 
 SIZES = st.tuples(st.integers(1, 11), st.integers(1, 11))
 
 
 def global_layout() -> Layout:
-    return Layout("global", ("class", "register 1"), (2, 3), (8, 8), (14, 24))
+    return Layout(("class", "register 1"), (2, 3), (8, 8), (14, 24))
 
 
 @given(grid=SIZES, window=st.tuples(st.integers(1, 4), st.integers(1, 4)), data=st.data())
@@ -26,8 +26,8 @@ def test_every_cell_is_in_the_slot_that_rolling_puts_it_in(
     shift = tuple(data.draw(st.integers(0, w - 1)) for w in window)
     padded = [-(-g // w) * w for g, w in zip(grid, window, strict=True)]
     index = window_index(grid, window, shift, pad_first=True)  # type: ignore[arg-type]
-    layout = windowed_layout(
-        grid, (4, 4), (grid[0] * 4, grid[1] * 4), window=window, shift=shift,  # type: ignore
+    layout = Layout(
+        (), grid, (4, 4), (grid[0] * 4, grid[1] * 4), window=window, shift=shift,  # type: ignore
         index=index, allowed=None,
     )  # fmt: skip
     for y in range(grid[0]):
@@ -72,8 +72,8 @@ def test_cells_of_one_block_are_those_that_the_block_before_left_there(name: str
                 opposite = (-layout.shift[0], -layout.shift[1])
                 assert layout.window is not None
                 wrong = window_index(layout.grid, layout.window, opposite, pad_first=True)
-                mistaken = windowed_layout(
-                    layout.grid, layout.stride, layout.image_size, window=layout.window,
+                mistaken = Layout(
+                    (), layout.grid, layout.stride, layout.image_size, window=layout.window,
                     shift=opposite, index=wrong, allowed=None,
                 )  # fmt: skip
                 assert not torch.allclose(cells(before[key], mistaken), there)
@@ -122,8 +122,8 @@ def test_outlines_cover_every_cell_once_and_do_not_cross_masks(
 ) -> None:
     window = (3, 4)
     shift = (data.draw(st.integers(0, 2)), data.draw(st.integers(0, 3)))
-    layout = windowed_layout(
-        grid, (4, 4), (44, 44), window=window, shift=shift,
+    layout = Layout(
+        (), grid, (4, 4), (44, 44), window=window, shift=shift,
         index=window_index(grid, window, shift, pad_first=True),
         allowed=shift_regions(grid, window, shift),
     )  # fmt: skip
@@ -165,4 +165,4 @@ def test_layout_asked_for_what_is_not_there_says_what_is() -> None:
     with pytest.raises(ValueError, match="outside the image"):
         layout.cell_at((14, 0))
     with pytest.raises(ValueError, match="no windows"):
-        layout.slots()
+        _ = layout.slots

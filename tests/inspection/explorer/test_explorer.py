@@ -19,9 +19,9 @@ from explorer_pages import (
 from PIL import Image
 from torch import nn
 
-from vision.inspection.capture.capture import capture
-from vision.inspection.capture.captured import CaptureError
-from vision.inspection.explorer.encoding import Stream
+from vision.inspection.capture.capture import Passes, capture
+from vision.inspection.capture.recording import CaptureError
+from vision.inspection.explorer.encoding import Encoder
 from vision.inspection.explorer.gather import gather
 from vision.inspection.explorer.pack import LADDER, pack
 from vision.inspection.explorer.page import write_page
@@ -74,7 +74,7 @@ def test_rows_of_any_sharpness_decode_to_what_went_in(bits: int) -> None:
     sharpness = torch.linspace(0, 40, 301)[:, None]
     values = (torch.randn(301, 53, generator=generator) * sharpness).softmax(-1)
     values[7] = 0  # a row of nothing
-    stream = Stream(None)
+    stream = Encoder(None)
     tolerance = 0.001 if bits == 8 else 0.02
     rows = stream.add_rows(values.numpy(), bits, tolerance)
     raw = zlib.decompress(stream.finish())
@@ -89,7 +89,7 @@ def test_rows_of_four_bits_with_a_tower_keep_the_shape_of_the_rest() -> None:
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(40, 500, generator=generator).softmax(-1)
     values = torch.cat([torch.full((40, 1), 9.0), values], dim=1) / 10  # most on a register
-    stream = Stream(None)
+    stream = Encoder(None)
     rows = stream.add_rows(values.numpy(), 4, 0.02)
     found = decoded(zlib.decompress(stream.finish()), rows)
     assert found[:, 0] == pytest.approx(0.9)
@@ -101,7 +101,7 @@ def test_rows_of_four_bits_with_a_tower_keep_the_shape_of_the_rest() -> None:
 @pytest.mark.parametrize("kind", ["vit with many heads", "swin with many heads"])
 def test_ladder_with_less_and_less_room_steps_down_and_stays_within_it(kind: str) -> None:
     model, image = explained_model(kind)
-    material = gather(model, image, names=NAMES, top=3)
+    material = gather(Passes(model, image), names=NAMES, classes=3)
     whole = pack(material, limit=10**9)
     assert whole.rung is LADDER[0]
     rungs = [1]
@@ -124,7 +124,7 @@ def test_rung_of_fused_heads_keeps_their_mean_maximum_and_minimum(
 ) -> None:
     monkeypatch.setattr("vision.inspection.explorer.pack.LADDER", LADDER[2:])
     model, image = explained_model("vit")
-    material = gather(model, image, names=NAMES, top=1)
+    material = gather(Passes(model, image), names=NAMES, classes=1)
     packed = pack(material, limit=10**9)
     assert packed.header["fusions"] == ["mean", "max", "min"]
     raw = zlib.decompress(packed.stream)
@@ -189,7 +189,7 @@ def test_model_without_classes_asked_for_needs_no_names(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"classes": ["one", "two"]}, r"7 classes, but 2 names"),
-        ({"top": -1}, r"top must be 0 or more"),
+        ({"top": -1}, r"0 or more, found -1"),
         ({"max_megabytes": 0}, r"max_megabytes must be above 0"),
         ({"max_megabytes": 0.11}, r"raise max_megabytes"),
         ({"scores": {"rollout": {"energy": float("nan")}}}, r"energy of rollout is nan"),
@@ -226,7 +226,7 @@ def test_model_without_attention_is_refused(tmp_path: Path) -> None:
 
 def test_selection_of_layers_is_refused() -> None:
     model, image = explained_model("vit")
-    material = gather(model, image, names=None, top=0)
+    material = gather(Passes(model, image), names=None, classes=0)
     some = replace(material.captured, layers=material.captured.layers[:1])
     with pytest.raises(ValueError, match="needs all 3 layers"):
         pack(replace(material, captured=some), limit=10**9)

@@ -14,13 +14,12 @@ from inspected_models import built
 from PIL import Image
 
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.captured import Captured
-from vision.inspection.explain import possible_requests
+from vision.inspection.capture.recording import Captured
+from vision.inspection.explain import available_methods
 from vision.inspection.explorer.pack import LADDER
-from vision.inspection.explorer.page import METHODS, write_page
+from vision.inspection.explorer.page import PAGE_METHODS, write_page
+from vision.inspection.methods.attribution import attribute
 from vision.inspection.methods.gradients import chefer, gradient_rollout, token_gradcam
-from vision.inspection.methods.methods import attribute
-from vision.inspection.methods.requests import parse_request
 from vision.inspection.methods.rollout import fused, rollout, seed_of
 from vision.inspection.methods.token_maps import cam_seed, norm_map
 
@@ -398,7 +397,7 @@ def test_keys_do_what_the_help_says(browser: Any, folder: Path) -> None:
     assert page.state()["pinned"] and page.state()["query"]["kind"] == "pixel"
     before = page.state()["query"]["at"]
     press("Shift+ArrowRight")
-    # Who looks: the query is a cell of the first layer, of 2 pixels.
+    # Who explanations: the query is a cell of the first layer, of 2 pixels.
     assert page.state()["query"]["at"] == [before[0], before[1] + 2]
     press("Escape")
     assert not page.state()["pinned"] and page.state()["query"] == {"kind": "pool"}
@@ -504,7 +503,7 @@ def test_page_at_any_width_and_theme_fits_and_draws(
         assert colours > 20, name
     cut = page.page.evaluate(
         """() => [...document.querySelectorAll('aside *, header *, .readout *')].filter(node =>
-          node.getBoundingClientRect().right > node.closest('aside, header, .look')
+          node.getBoundingClientRect().right > node.closest('aside, header, .explanation')
             .getBoundingClientRect().right + 0.5).map(node => node.outerHTML.slice(0, 80))"""
     )
     assert cut == []
@@ -540,6 +539,31 @@ def test_scores_are_shown_with_their_baselines(browser: Any, folder: Path) -> No
     assert page.problems == []
 
 
+@pytest.mark.parametrize("kind", ["vit", "swin"])
+def test_page_shows_the_texts_of_the_specs(opened: Any, kind: str) -> None:
+    page = opened(kind).page
+    model, image = explained_model(kind)
+    plain = capture(model, image)
+    choices = available_methods([str(choice) for choice in PAGE_METHODS], plain)
+    missing = [choice for choice in PAGE_METHODS if choice not in choices]
+    options = page.eval_on_selector_all("#method option", "all => all.map(o => o.textContent)")
+    assert options == [choice.title for choice in choices]
+    cards = page.eval_on_selector_all(
+        "#methods .card", "all => all.map(c => [...c.children].map(x => x.textContent))"
+    )
+    for card, choice in zip(cards, choices, strict=True):
+        spec = choice.spec
+        assert card[:4] == [choice.title, spec.formula, spec.notes, spec.reference]
+    whole = page.evaluate("() => document.querySelector('#methods').textContent")
+    assert all(choice.title in whole for choice in missing) and (kind != "vit" or missing)
+    for choice in choices:
+        page.evaluate("method => api.set({method})", choice.name)
+        opened(kind).settle()
+        assert page.inner_text("#what") == choice.title
+        explained = not page.is_visible("#classes + p")
+        assert explained == choice.spec.for_class
+
+
 def test_page_without_scores_says_why(browser: Any, folder: Path) -> None:
     path = make_page("vit", folder / "unscored.html", scores_note="There is no mask.").path
     page = Opened(browser, path, "#i=methods")
@@ -567,13 +591,11 @@ def test_page_of_a_model_of_another_library_equals_python(
     page = Opened(browser, write_page(model, image, shown, folder / f"{name}.html").path)
     captured = capture(model, image)
     shown = page.page.eval_on_selector_all("#method option", "all => all.map(o => o.value)")
-    asked = [parse_request(METHODS[method]) for method in shown]
-    assert {request.method for request in asked} == {
-        request.method for request in possible_requests(list(METHODS.values()), captured)
-    }
-    for method, request in zip(shown, asked, strict=True):
-        found = page.evaluate({"method": method}, {"kind": "pool"})
-        maps = attribute(model, image, request.method, **request.options)
+    asked = available_methods([str(choice) for choice in PAGE_METHODS], captured)
+    assert shown == [choice.name for choice in asked]
+    for choice in asked:
+        found = page.evaluate({"method": choice.name}, {"kind": "pool"})
+        maps = attribute(model, image, choice.name, **choice.options)
         # The page shows what speaks for a class; Python also has what speaks against it.
         expected = maps.values[0].clamp_min(0).flatten().detach()
         close(found[-len(expected) :], expected, 1e-2 * float(expected.max()))

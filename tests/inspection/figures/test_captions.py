@@ -5,42 +5,45 @@ from pathlib import Path
 import pytest
 from explained_models import noise, seen
 
-from vision.inspection.explain import look_at
+from vision.inspection.explain import explain
 from vision.inspection.figures.captions import Caption, method_lines, record_of, stored_record
-from vision.inspection.methods.requests import parse_request, parse_requests
+from vision.inspection.methods.spec import parse_method, parse_methods
 
 
 def test_request_with_options_reads_numbers_words_and_truth() -> None:
-    request = parse_request("rollout:fusion:max:residual:0.25:start_layer:1")
-    assert request.options == {"fusion": "max", "residual": 0.25, "start_layer": 1}
-    assert parse_request("chefer:normalize:true").options == {"normalize": True}
-    assert str(parse_request("chefer:normalize:true")) == "chefer:normalize:true"
-    assert parse_request("attention:layer:blocks.1.attn").options == {"layer": "blocks.1.attn"}
+    choice = parse_method("rollout:fusion:max:residual:0.25:start_layer:1")
+    assert choice.options == {"fusion": "max", "residual": 0.25, "start_layer": 1}
+    assert parse_method("chefer:normalize:true").options == {"normalize": True}
+    assert str(parse_method("chefer:normalize:true")) == "chefer:normalize:true"
+    assert parse_method("attention:layer:blocks.1.attn").options == {"layer": "blocks.1.attn"}
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rolout", "no method 'rolout'. Did you mean 'rollout'"),
-        ("rollout:fuse:max", "'fuse' is no option of rollout with a value. Options: fusion"),
-        ("rollout:fusion", "'fusion' is no option"),
-        ("rollout:fusion:median", "must be one of mean, max, min, found 'median'"),
-        ("norm:layer:1", "Options: none"),
+        ("rolout", "'rolout'.*Did you mean 'rollout'"),
+        ("rollout:fuson:max", "'fuson'.*Did you mean 'fusion'"),
+        ("rollout:fusion", "'fusion'.*rollout:option:value"),
+        ("rollout:fusion:median", "mean, max or min, found 'median'"),
+        ("rollout:residual:2", "0 to 1.*found '2'"),
+        ("rollout:discard:1", "below 1, found '1'"),
+        ("chefer:normalize:1", "true or false, found '1'"),
+        ("norm:layer:1", "norm: unknown option 'layer'"),
     ],
 )
 def test_request_that_is_wrong_says_what_there_is(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
-        parse_request(text)
+        parse_method(text)
 
 
 def test_requests_come_once_each() -> None:
-    assert len(parse_requests(["rollout", "cam", "rollout"])) == 2
+    assert len(parse_methods(["rollout", "cam", "rollout"])) == 2
 
 
 def test_caption_names_method_layer_query_options_and_reference() -> None:
-    requests = parse_requests(["attention:layer:1", "chefer"])
-    look = look_at(seen(), noise(), requests, classes=2)[0]
-    text = Caption("What is seen.", (("Model", "x"),), method_lines(look.panels)).text()
+    choices = parse_methods(["attention:layer:1", "chefer"])
+    explanation = explain(seen(), noise(), choices, classes=2)[0]
+    text = Caption("What is seen.", (("Model", "x"),), method_lines(explanation.heatmaps)).text()
     assert text.startswith("What is seen.\n\nModel: x\n")
     lines = text.replace("\n  ", " ").splitlines()
     (attention,) = [line for line in lines if line.startswith("- Attention")]

@@ -14,21 +14,25 @@ from PIL import Image
 
 from vision.config import ConfigError
 from vision.inspection.capture.capture import capture
-from vision.inspection.explain import all_requests, as_batch, look_at
-from vision.inspection.figures.diagnosis import diagnostics, gather_heads, heads_figure
+from vision.inspection.capture.recording import Captured
+from vision.inspection.explain import ALL, as_batch, available_methods, explain
+from vision.inspection.figures.diagnostics import diagnostics, gather_heads, heads_figure
 from vision.inspection.figures.drawing import Drawing, Style, colour_limit
 from vision.inspection.figures.filmstrip import comparison, film_strip
-from vision.inspection.figures.gallery import gallery
 from vision.inspection.figures.heads import heads_sheet, nine_places, queries_sheet
 from vision.inspection.figures.microscope import microscope
 from vision.inspection.figures.sheet import overlay_sheet
-from vision.inspection.methods.methods import attribute
-from vision.inspection.methods.requests import parse_requests
+from vision.inspection.methods.attribution import attribute
 from vision.inspection.methods.rollout import seed_of
+from vision.inspection.methods.spec import parse_methods
 from vision.training.run.drawn_attention import check_attention, draw_attention
 
-REQUESTS = parse_requests(["rollout", "chefer", "attention:layer:0:head:1"])
+CHOICES = parse_methods(["rollout", "chefer", "attention:layer:0:head:1"])
 SMALL = Style(dpi=40)
+
+
+def captures(subject: Any, *batches: Any) -> list[Captured]:
+    return [capture(subject.model, as_batch(subject, pixels)) for pixels in batches]
 
 
 def texts(drawing: Drawing) -> str:
@@ -38,19 +42,19 @@ def texts(drawing: Drawing) -> str:
 def test_look_at_gives_the_values_of_each_method_for_each_class() -> None:
     subject, pixels = seen(), noise(number=2)
     images = as_batch(subject, pixels)
-    looks = look_at(subject, pixels, REQUESTS, classes=[2, 5])
+    explanations = explain(subject, pixels, CHOICES, classes=[2, 5])
     for method, options in (("rollout", {}), ("attention", {"layer": 0, "head": 1})):
         expected = attribute(subject.model, images, method, **options).times_uniform()
-        for i, look in enumerate(looks):
-            (panel,) = [p for p in look.panels if p.request.method == method]
-            assert torch.allclose(torch.from_numpy(panel.values), expected[i], atol=1e-5)
+        for i, explanation in enumerate(explanations):
+            (heatmap,) = [p for p in explanation.heatmaps if p.choice.name == method]
+            assert torch.allclose(torch.from_numpy(heatmap.values), expected[i], atol=1e-5)
     for rank, target in enumerate((2, 5)):
         maps = attribute(subject.model, images, "chefer", target=target)
-        for i, look in enumerate(looks):
-            panel = look.panels_of(REQUESTS[1])[rank]
-            assert panel.answer is not None and panel.answer.number == target
+        for i, explanation in enumerate(explanations):
+            heatmap = explanation.heatmaps_of(CHOICES[1])[rank]
+            assert heatmap.explained is not None and heatmap.explained.number == target
             assert torch.allclose(
-                torch.from_numpy(panel.values), maps.times_uniform()[i], rtol=1e-3, atol=1e-4
+                torch.from_numpy(heatmap.values), maps.times_uniform()[i], rtol=1e-3, atol=1e-4
             )
 
 
@@ -58,7 +62,7 @@ def test_look_at_answers_are_the_models_probabilities() -> None:
     subject, pixels = seen(), noise()
     with torch.no_grad():
         shares = subject.model(as_batch(subject, pixels)).softmax(1)[0]
-    answers = look_at(subject, pixels, REQUESTS)[0].answers
+    answers = explain(subject, pixels, CHOICES)[0].top
     assert [a.number for a in answers] == shares.topk(5).indices.tolist()
     assert [a.probability for a in answers] == pytest.approx(shares.topk(5).values.tolist())
 
@@ -67,33 +71,36 @@ def test_model_without_a_head_has_no_classes_and_no_methods_for_them() -> None:
     subject = seen()
     subject.model.head = torch.nn.Identity()
     headless = type(subject)(subject.model, (), subject.preprocess)
-    look = look_at(headless, noise())[0]
-    assert look.answers == ()
-    assert [str(p.request) for p in look.panels] == ["rollout", "attention", "norm"]
-    with pytest.raises(ConfigError, match="cannot have chefer: it returns no logits"):
-        look_at(headless, noise(), REQUESTS)
-    assert "has no classes" in overlay_sheet([look], style=SMALL).caption.shows
+    explanation = explain(headless, noise())[0]
+    assert explanation.top == ()
+    assert [str(p.choice) for p in explanation.heatmaps] == ["rollout", "attention", "norm"]
+    with pytest.raises(ConfigError, match=r"chefer is not available .*no logits"):
+        explain(headless, noise(), CHOICES)
+    assert "has no classes" in overlay_sheet([explanation], style=SMALL).caption.shows
 
 
 @pytest.mark.parametrize("name", ["vit_mini", "swin_mini"])
 def test_sheet_stores_the_values_that_it_draws(name: str, tmp_path: Path) -> None:
-    look = look_at(seen(name), noise(), REQUESTS, classes=2, interpolation="nearest")[0]
-    drawing = overlay_sheet([look], style=SMALL)
+    explanation = explain(seen(name), noise(), CHOICES, classes=2, interpolation="nearest")[0]
+    drawing = overlay_sheet([explanation], style=SMALL)
     written = drawing.save(tmp_path / "a.sheet", ("png", "svg", "pdf", "npz"))
     assert [p.suffix for p in written] == [".png", ".svg", ".pdf", ".npz", ".txt"]
     stored = np.load(tmp_path / "a.sheet.npz")
-    assert (stored["rollout"] == look.panels_of(REQUESTS[0])[0].values).all()
+    assert (stored["rollout"] == explanation.heatmaps_of(CHOICES[0])[0].values).all()
     assert len([n for n in stored if n.startswith("chefer_class")]) == 2
     assert Image.open(tmp_path / "a.sheet.png").width > 100
-    assert f"max {look.panels_of(REQUESTS[0])[0].values.max():.3g} ×" in texts(drawing)
+    assert f"max {explanation.heatmaps_of(CHOICES[0])[0].values.max():.3g} ×" in texts(drawing)
 
 
 def test_sheet_of_two_models_has_one_scale_for_each_method() -> None:
-    looks = [look_at(seen(n), noise(), REQUESTS, classes=1)[0] for n in ("vit_mini", "swin_mini")]
-    limits = [
-        colour_limit([look.panels_of(r)[0].values for look in looks], 100)[0] for r in REQUESTS
+    explanations = [
+        explain(seen(n), noise(), CHOICES, classes=1)[0] for n in ("vit_mini", "swin_mini")
     ]
-    drawing = overlay_sheet(looks, style=SMALL, percentile=100)
+    limits = [
+        colour_limit([explanation.heatmaps_of(r)[0].values for explanation in explanations], 100)[0]
+        for r in CHOICES
+    ]
+    drawing = overlay_sheet(explanations, style=Style(dpi=40, percentile=100))
     bars = [a for a in drawing.figure.axes if a.get_xlabel() == "× uniform"]
     assert [bar.get_xlim()[1] for bar in bars] == pytest.approx(limits)
 
@@ -104,8 +111,8 @@ def test_colours_of_a_nearly_uniform_map_stay_dull() -> None:
 
 
 def test_paper_style_has_its_width_text_as_text_and_no_title() -> None:
-    look = look_at(seen(), noise(), REQUESTS, classes=1)[0]
-    drawing = overlay_sheet([look], style=Style(paper=True, width=3.3), title="a title")
+    explanation = explain(seen(), noise(), CHOICES, classes=1)[0]
+    drawing = overlay_sheet([explanation], style=Style(paper=True, width=3.3), title="a title")
     svg = drawing.encoded("svg").decode()
     assert float(svg.split('width="')[1].split("pt")[0]) == pytest.approx(3.3 * 72)
     assert "<text" in svg and "Rollout" in svg
@@ -114,9 +121,9 @@ def test_paper_style_has_its_width_text_as_text_and_no_title() -> None:
 
 
 def test_figure_is_written_the_same_twice() -> None:
-    look = look_at(seen(), noise(), REQUESTS, classes=1)[0]
+    explanation = explain(seen(), noise(), CHOICES, classes=1)[0]
     for kind in ("png", "svg", "pdf", "npz"):
-        first, second = (overlay_sheet([look], style=SMALL).encoded(kind) for _ in range(2))  # type: ignore[arg-type]
+        first, second = (overlay_sheet([explanation], style=SMALL).encoded(kind) for _ in range(2))  # type: ignore[arg-type]
         if kind != "npz":  # a zip holds times
             assert first == second, kind
 
@@ -124,8 +131,8 @@ def test_figure_is_written_the_same_twice() -> None:
 def test_broken_write_leaves_neither_figure_nor_caption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = look_at(seen(), noise(), REQUESTS, classes=1)[0]
-    drawing = overlay_sheet([look], style=SMALL)
+    explanation = explain(seen(), noise(), CHOICES, classes=1)[0]
+    drawing = overlay_sheet([explanation], style=SMALL)
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -180,7 +187,7 @@ def test_microscope_outlines_windows_and_hatches_what_is_masked() -> None:
 def test_microscope_of_a_model_without_windows_says_what_to_use() -> None:
     subject, pixels = seen(), noise()
     captured = capture(subject.model, as_batch(subject, pixels))
-    with pytest.raises(ConfigError, match=r"no windows.*queries"):
+    with pytest.raises(ConfigError, match=r"needs windows.*queries"):
         microscope(captured, pixels[0], (1, 1))
 
 
@@ -197,9 +204,9 @@ def test_film_strip_ends_with_the_rollout() -> None:
 def test_comparison_shows_every_method_and_its_scores(name: str) -> None:
     subject, pixels = seen(name), noise()
     captured = capture(subject.model, as_batch(subject, pixels), reduce="mean")
-    look = look_at(subject, pixels, all_requests(captured), classes=1)[0]
+    explanation = explain(subject, pixels, available_methods(ALL, captured), classes=1)[0]
     scores = {"rollout": {"pointing": 73.0}}
-    drawing = comparison(look, captured, scores=scores, style=SMALL)
+    drawing = comparison(explanation, captured, scores=scores, style=SMALL)
     assert "pointing 73" in texts(drawing)
     assert {"rollout", "chefer", "token_norms", "feature_pca"} <= set(drawing.numbers)
     assert ("cam_rollout" in drawing.numbers) == (name == "swin_mini")
@@ -208,7 +215,7 @@ def test_comparison_shows_every_method_and_its_scores(name: str) -> None:
 @pytest.mark.parametrize("name", ["vit_mini", "swin_mini", "swinv2_mini"])
 def test_diagnostics_have_a_dot_for_each_head(name: str) -> None:
     subject = seen(name)
-    heads = gather_heads(subject.model, [as_batch(subject, noise(number=2))])
+    heads = gather_heads(subject.model, captures(subject, noise(number=2)))
     drawing = diagnostics(subject.model, heads, name=name, style=SMALL)
     number = sum(len(layer) for layer in heads.values["distance"])
     assert len(heads.table()) == number
@@ -218,8 +225,8 @@ def test_diagnostics_have_a_dot_for_each_head(name: str) -> None:
 
 def test_head_statistics_do_not_depend_on_batches() -> None:
     subject, pixels = seen(), noise(number=4)
-    whole = gather_heads(subject.model, [as_batch(subject, pixels)])
-    parts = gather_heads(subject.model, [as_batch(subject, p) for p in (pixels[:3], pixels[3:])])
+    whole = gather_heads(subject.model, captures(subject, pixels))
+    parts = gather_heads(subject.model, captures(subject, pixels[:3], pixels[3:]))
     for one, other in zip(whole.values["entropy"], parts.values["entropy"], strict=True):
         assert np.allclose(one, other, atol=1e-6)
     assert parts.images == 4
@@ -229,9 +236,9 @@ def test_head_statistics_do_not_depend_on_batches() -> None:
 
 def test_rectangular_images_keep_their_shape() -> None:
     subject, pixels = seen("swin_mini", (24, 40)), noise((24, 40))
-    look = look_at(subject, pixels, REQUESTS[:1])[0]
-    assert look.panels[0].pixels.shape == (24, 40)
-    drawing = gallery([look], style=SMALL)
+    explanation = explain(subject, pixels, CHOICES[:1])[0]
+    assert explanation.heatmaps[0].pixels.shape == (24, 40)
+    drawing = overlay_sheet([explanation], style=SMALL)
     shown = [o for o in drawing.figure.axes[0].get_children() if isinstance(o, AxesImage)]
     assert shown[0].get_array().shape == (24, 40, 3)  # type: ignore[union-attr]
 
@@ -268,12 +275,12 @@ def test_check_attention_of_a_convolutional_network_says_what_to_do() -> None:
 
 
 def test_drawing_shows_itself_in_a_notebook() -> None:
-    look = look_at(seen(), noise(), REQUESTS[:1])[0]
-    image = Image.open(io.BytesIO(gallery([look], style=SMALL)._repr_png_()))
+    explanation = explain(seen(), noise(), CHOICES[:1])[0]
+    image = Image.open(io.BytesIO(overlay_sheet([explanation], style=SMALL)._repr_png_()))
     assert image.format == "PNG"
 
 
 def test_heads_figure_of_training_has_three_panels() -> None:
     subject = seen()
-    heads = gather_heads(subject.model, [as_batch(subject, noise())])
+    heads = gather_heads(subject.model, captures(subject, noise()))
     assert len(heads_figure(heads, name="step 3", style=SMALL).figure.axes) == 3

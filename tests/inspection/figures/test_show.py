@@ -12,16 +12,16 @@ from PIL import Image
 
 import vision
 from vision.data.images.decode import UnreadableImageError
-from vision.inspection.explain import look_at
+from vision.inspection.explain import explain
 from vision.inspection.figures.drawing import Style
 
 
 def test_show_attention_of_a_pil_image_has_the_numbers_of_its_methods(tmp_path: Path) -> None:
     subject, (pixels,) = seen(), noise()
     drawing = vision.show_attention(subject, Image.fromarray(pixels), style=Style(dpi=40))
-    look = look_at(subject, [pixels])[0]
+    explanation = explain(subject, [pixels])[0]
     assert np.array_equal(drawing.numbers["image"], pixels)
-    assert np.array_equal(drawing.numbers["rollout"], look.panels[0].values)
+    assert np.array_equal(drawing.numbers["rollout"], explanation.heatmaps[0].values)
     assert Image.open(io.BytesIO(drawing._repr_png_())).format == "PNG"
     written = drawing.save(str(tmp_path / "figure"))
     assert [path.name for path in written] == ["figure.png", "figure.txt"]

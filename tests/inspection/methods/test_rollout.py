@@ -9,9 +9,9 @@ from model_settings import random_images
 from torch import Tensor
 
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.captured import Captured, LayerAttention
+from vision.inspection.capture.foreign_windows import shift_regions, window_index
 from vision.inspection.capture.layout import Layout
-from vision.inspection.capture.window_order import shift_regions, window_index, windowed_layout
+from vision.inspection.capture.recording import Captured, LayerAttention
 from vision.inspection.methods.rollout import rollout, rollout_steps, seed_of
 from vision.inspection.methods.token_maps import cam_seed
 
@@ -164,8 +164,8 @@ def _planted_layer(
 ) -> LayerAttention:
     window = (4, 4) if stage < 2 else grid
     index = window_index(grid, window, shift, pad_first=True)
-    layout = windowed_layout(
-        grid, (4 * 2**stage, 4 * 2**stage), (72, 88), window=window, shift=shift, index=index,
+    layout = Layout(
+        (), grid, (4 * 2**stage, 4 * 2**stage), (72, 88), window=window, shift=shift, index=index,
         allowed=shift_regions(grid, window, shift),
     )  # fmt: skip
     goal = None if target is None else target[0] // 2**stage * grid[1] + target[1] // 2**stage
@@ -184,7 +184,7 @@ def _mistaken(layer: LayerAttention) -> LayerAttention:
     assert layout.shift is not None and layout.window is not None
     opposite = (-layout.shift[0], -layout.shift[1])
     index = window_index(layout.grid, layout.window, opposite, pad_first=True)
-    wrong = Layout("windowed", (), layout.grid, layout.stride, layout.image_size, layout.window,
+    wrong = Layout((), layout.grid, layout.stride, layout.image_size, layout.window,
                    opposite, index, None)  # fmt: skip
     return made_layer(layer.weights, wrong, layer.number)
 
@@ -260,9 +260,7 @@ def test_rollout_of_what_was_not_captured_says_so() -> None:
     reduced = capture(model, images, reduce="mean")
     with pytest.raises(ValueError, match="there is no 'max' of it"):
         rollout(reduced, seed_of(reduced), fusion="max")
-    layer = made_layer(
-        random_images(1, 1, 4, 4).softmax(-1), Layout("global", (), (2, 2), (8, 8), (16, 16))
-    )
+    layer = made_layer(random_images(1, 1, 4, 4).softmax(-1), Layout((), (2, 2), (8, 8), (16, 16)))
     made = made_capture([layer])
     with pytest.raises(ValueError, match="could not be measured"):
         rollout(made, seed_of(made), residual="measured")

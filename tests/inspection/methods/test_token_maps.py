@@ -61,7 +61,7 @@ def test_feature_components_equal_scikit_learns_up_to_sign() -> None:
 
 
 def test_norm_map_flags_a_planted_outlier_and_nothing_else() -> None:
-    layout = Layout("global", ("class",), (4, 5), (8, 8), (32, 40))
+    layout = Layout(("class",), (4, 5), (8, 8), (32, 40))
     tokens = torch.nn.functional.normalize(random_images(2, 21, 16), dim=-1)
     tokens = tokens * (10 + random_images(2, 21, 1, seed=3).clamp(-1, 1))
     tokens[1, 1 + 2 * 5 + 3] *= 9

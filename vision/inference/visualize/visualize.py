@@ -1,4 +1,4 @@
-"""`vision visualize`: figures of attention for images, and scores of how true they are."""
+"""`vision visualize`: figures of attention for images, and scores of their methods."""
 
 import sys
 from collections.abc import Sequence
@@ -10,26 +10,28 @@ import torch
 
 from vision.config import ConfigError
 from vision.data.images.decode import UnreadableImageError
-from vision.inference.images import Item, batches, items_of_data, items_of_files, some
+from vision.files import write_text
 from vision.inference.load import Loaded
 from vision.inference.predict import find_images
-from vision.inference.visualize.draw import Viewer, draw_figure, draw_page
+from vision.inference.visualize.configs import VisualizeConfig, inches
+from vision.inference.visualize.draw import View, VisualizedModel, draw_figure, draw_page
+from vision.inference.visualize.images import Item, items_of_data, items_of_files, some
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.captured import Captured, CaptureError
-from vision.inspection.configs import VisualizeConfig, inches
+from vision.inspection.capture.recording import Captured, CaptureError
 from vision.inspection.explain import (
-    Pixels,
-    all_requests,
+    ALL,
     as_batch,
-    check_requests,
+    available_methods,
+    check_methods,
     class_numbers,
-    default_requests,
+    default_methods,
 )
 from vision.inspection.figures.captions import Caption, record_of, stored_record
-from vision.inspection.figures.diagnosis import diagnostics, gather_heads
-from vision.inspection.figures.drawing import Style, caption_file, write_whole
-from vision.inspection.methods.requests import parse_requests
+from vision.inspection.figures.diagnostics import diagnostics, gather_heads
+from vision.inspection.figures.drawing import Style, caption_file
+from vision.inspection.methods.spec import parse_methods
 from vision.inspection.trust.masks import mask_file
+from vision.terminal import progress_bar
 
 MOST_FOR_STATISTICS = 128
 """Images that the statistics of heads are taken over, as in the ViT paper."""
@@ -43,62 +45,93 @@ SCORED = ("comparison", "page")
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class FigureTask:
     """One kind of figure of one model, or of several side by side."""
 
     label: str
     """In the names of files."""
     figure: str
-    subjects: tuple[Viewer, ...]
+    models: tuple[VisualizedModel, ...]
 
 
 @dataclass
 class Outcome:
-    """What became of the images."""
+    """Counts of figures, and the images that could not be read."""
 
     written: int = 0
     skipped: int = 0
     problems: list[str] = field(default_factory=list)
 
-    def problem(self, message: str) -> None:
+    def problem(self, error: UnreadableImageError) -> None:
         """Note an image that cannot be read, once."""
-        if message not in self.problems:
-            self.problems.append(message)
+        if str(error) not in self.problems:
+            self.problems.append(str(error))
 
 
-def viewers(loaded: Sequence[Loaded], config: VisualizeConfig, first: Item) -> list[Viewer]:
-    """The models with what is asked of each, or a ConfigError before any work is done.
+def run(loaded: Sequence[Loaded], config: VisualizeConfig) -> int:
+    """Scores if they are asked for, then the figures; returns the exit code."""
+    from vision.inference.visualize.score_table import score_all
 
-    Every model is shown an image: whether it has attention is known only then.
+    items = _items(config)
+    models = visualized_models(loaded, config, items[0])
+    code = score_all(models, items, config) if config.score else 0
+    if not config.figures and not config.page:
+        return code
+    outcome = draw_all(models, items, config)
+    kept = f", {outcome.skipped} were there already" if outcome.skipped else ""
+    print(f"{outcome.written} figures are in {config.output}{kept}.")
+    for problem in outcome.problems:
+        print(f"error: {problem}", file=sys.stderr)
+    if outcome.problems:
+        print(f"{len(outcome.problems)} of {len(items)} images could not be read.", file=sys.stderr)
+    return max(code, 1 if outcome.problems else 0)
+
+
+def _items(config: VisualizeConfig) -> list[Item]:
+    if config.data is not None:
+        return some(items_of_data(config.data, config.split), config.count)
+    if not config.images:
+        raise ConfigError(
+            "images: which ones? For example images=photo.jpg, images=photos/, or images of a "
+            "data set: data=shapes"
+        )
+    files = find_images(config.images)
+    return some(items_of_files(files, config.masks, config.boxes), config.count)
+
+
+def visualized_models(
+    loaded: Sequence[Loaded], config: VisualizeConfig, first: Item
+) -> list[VisualizedModel]:
+    """The models with their methods and classes, or a ConfigError before any work is done.
+
+    Every model runs on one image: only then is it known whether it has attention.
     """
-    names = _names(config.checkpoint)
+    short = [Path(place).name if "/" in place else place for place in config.checkpoint]
+    names = [s if short.count(s) == 1 else p for s, p in zip(short, config.checkpoint, strict=True)]
     probes = [_probe(name, one, first) for name, one in zip(names, loaded, strict=True)]
-    asked = None if config.methods == "auto" else parse_requests(config.methods)
+    asked = None if config.methods == "auto" else parse_methods(config.methods)
     found = []
     for name, one, probe in zip(names, loaded, probes, strict=True):
         if asked is not None:
-            check_requests(probe, asked)
-        classes: int | tuple[int, ...]
-        if isinstance(config.classes, int):
-            classes = config.classes
-        else:
-            classes = class_numbers(config.classes, one.classes)
+            check_methods(probe, asked)
+        named = config.classes
+        classes = named if isinstance(named, int) else class_numbers(named, one.classes)
         if "microscope" in config.figures and not probe.windowed:
             raise ConfigError(
-                f"figures: {name} ({probe.model}) has no windows to put under a microscope; use "
+                f"figures: microscope needs windows, and {name} ({probe.model}) has none; use "
                 "figures=[queries]."
             )
-        requests = asked or default_requests(*probes)
-        found.append(Viewer(name, one, requests, asked or all_requests(probe), classes))
+        choices = asked or default_methods(*probes)
+        every = asked or tuple(available_methods(ALL, probe))
+        found.append(VisualizedModel(name, one, choices, every, classes))
     return found
 
 
 def _probe(name: str, loaded: Loaded, item: Item) -> Captured:
-    size = loaded.preprocess.image_size
     try:
-        pixels = item.pixels(loaded)
-        images = as_batch(loaded, [pixels])
-    except UnreadableImageError:  # told of in its turn
+        images = as_batch(loaded, [item.pixels(loaded)])
+    except UnreadableImageError:  # reported when it is drawn
+        size = loaded.preprocess.image_size
         images = torch.zeros(1, loaded.preprocess.channels, *size, device=loaded.device)
     try:
         return capture(loaded.model, images, reduce="mean")
@@ -106,131 +139,119 @@ def _probe(name: str, loaded: Loaded, item: Item) -> Captured:
         raise ConfigError(f"checkpoint: {name}: {error}") from error
 
 
-def _names(places: Sequence[str]) -> list[str]:
-    """Short names of models: the last part of each path, or all of it where two are alike."""
-    short = [Path(place).name if "/" in place else place for place in places]
-    return [s if short.count(s) == 1 else p for s, p in zip(short, places, strict=True)]
-
-
-def draw_all(subjects: Sequence[Viewer], items: Sequence[Item], config: VisualizeConfig) -> Outcome:
-    """Every figure of every image; what is there already with the same settings is kept."""
-    from rich.console import Console
-    from rich.progress import Progress
-
+def draw_all(
+    models: Sequence[VisualizedModel], items: Sequence[Item], config: VisualizeConfig
+) -> Outcome:
+    """Every figure of every image; existing figures with the same settings are kept."""
     outcome = Outcome()
-    jobs = _jobs(subjects, config)
-    console = Console(stderr=True)
-    bar = Progress(console=console, transient=True, disable=not console.is_terminal)
-    with bar as progress:
-        task = progress.add_task("images", total=len(items))
-        for part in batches(items, config.batch_size):
-            for job in jobs:
-                _draw_batch(job, part, config, outcome)
-            progress.advance(task, len(part))
+    tasks = _tasks(models, config)
+    with progress_bar() as progress:
+        bar = progress.add_task("images", total=len(items))
+        for item in items:
+            _draw_image(item, tasks, config, outcome)
+            progress.advance(bar)
         if "diagnostics" in config.figures:
-            for subject in subjects:
-                _diagnose(subject, items, config, outcome, several=len(subjects) > 1)
+            for model in models:
+                label = "diagnostics" + (f"-{_file_name(model.name)}" if len(models) > 1 else "")
+                _diagnose(model, items, config, outcome, label)
     return outcome
 
 
-def _jobs(subjects: Sequence[Viewer], config: VisualizeConfig) -> list[Job]:
+def _tasks(models: Sequence[VisualizedModel], config: VisualizeConfig) -> list[FigureTask]:
     """The figures of single images; the sheet has all models, the others are drawn for each."""
-    wanted = [*config.figures, *(["page"] if config.page else [])]
-    jobs = []
-    for figure in dict.fromkeys(wanted):
-        if figure == "sheet" or (figure != "diagnostics" and len(subjects) == 1):
-            jobs.append(Job(figure, figure, tuple(subjects)))
-        elif figure != "diagnostics":
-            jobs += [Job(f"{figure}-{file_name(s.name)}", figure, (s,)) for s in subjects]
-    return jobs
+    wanted = dict.fromkeys([*config.figures, *(["page"] if config.page else [])])
+    tasks = []
+    for figure in (name for name in wanted if name != "diagnostics"):
+        if figure == "sheet" or len(models) == 1:
+            tasks.append(FigureTask(figure, figure, tuple(models)))
+        else:
+            tasks += [FigureTask(f"{figure}-{_file_name(m.name)}", figure, (m,)) for m in models]
+    return tasks
 
 
-def file_name(text: str) -> str:
-    """A name as part of a file's name."""
+def _file_name(text: str) -> str:
     return text.replace("/", "_").replace(":", "_")
 
 
-def _draw_batch(job: Job, items: Sequence[Item], config: VisualizeConfig, outcome: Outcome) -> None:
-    left = [item for item in items if not _is_there(item, job, config)]
-    outcome.skipped += len(items) - len(left)
-    ready: list[Item] = []
-    pixels: list[list[Pixels]] = []
-    for item in left:
+def _draw_image(
+    item: Item, tasks: Sequence[FigureTask], config: VisualizeConfig, outcome: Outcome
+) -> None:
+    """All figures of one image, from the same captures."""
+    left = [task for task in tasks if not _exists(item, task, config)]
+    outcome.skipped += len(tasks) - len(left)
+    style = style_of(config)
+    views: dict[str, View] = {}
+    for task in left:
         try:
-            pixels.append([item.pixels(subject.loaded) for subject in job.subjects])
-            ready.append(item)
-        except UnreadableImageError as error:
-            outcome.problem(str(error))
-    if not ready:
-        return
-    if job.figure == "page":
-        for item, (one,) in zip(ready, pixels, strict=True):
-            try:
-                draw_page(job.subjects[0], item, one, config, _stem(item, job, config))
-            except UnreadableImageError as error:  # its mask
-                outcome.problem(str(error))
-                continue
-            _save_page_caption(item, job, config)
+            for model in task.models:
+                if model.name not in views:
+                    pixels = item.pixels(model.loaded)
+                    views[model.name] = View(model, item, pixels, config, style)
+            _draw_task(task, [views[model.name] for model in task.models])
+        except UnreadableImageError as error:  # the image, or its mask
+            outcome.problem(error)
+        else:
             outcome.written += 1
-        return
-    found = draw_figure(job.figure, job.subjects, ready, pixels, config, style_of(config))
-    for item, drawing in zip(ready, found, strict=True):
-        named = drawing.with_facts(("Image", item.name), *_origin(job.subjects, config))
-        named.save(_stem(item, job, config), config.formats, _record(item, job, config))
-    outcome.written += len(ready)
+
+
+def _draw_task(task: FigureTask, views: Sequence[View]) -> None:
+    item, config = views[0].item, views[0].config
+    stem, record = _stem(item, task, config), _record(item, task, config)
+    facts = (("Image", item.name), *_origin(task.models, config))
+    if task.figure == "page":
+        draw_page(views[0], stem.with_name(f"{stem.name}.html"))
+        caption = Caption("A page in which the attention for an image can be explored.", facts)
+        write_text(caption_file(stem), caption.text(record))
+    else:
+        drawing = draw_figure(task.figure, views).with_facts(*facts)
+        drawing.save(stem, config.formats, record)
 
 
 def _diagnose(
-    subject: Viewer,
+    model: VisualizedModel,
     items: Sequence[Item],
     config: VisualizeConfig,
     outcome: Outcome,
-    *,
-    several: bool,
+    label: str,
 ) -> None:
-    """Statistics of heads over the images that can be read."""
-    pixels: list[Pixels] = []
+    loaded, pixels = model.loaded, []
     for item in items[:MOST_FOR_STATISTICS]:
         try:
-            pixels.append(item.pixels(subject.loaded))
+            pixels.append(item.pixels(loaded))
         except UnreadableImageError as error:
-            outcome.problem(str(error))
+            outcome.problem(error)
     if not pixels:
         return
     size = config.batch_size
     parts = (pixels[start : start + size] for start in range(0, len(pixels), size))
-    heads = gather_heads(subject.loaded.model, (as_batch(subject.loaded, p) for p in parts))
-    drawing = diagnostics(subject.loaded.model, heads, name=subject.name, style=style_of(config))
-    drawing = drawing.with_facts(*_origin([subject], config))
-    key = f"diagnostics-{file_name(subject.name)}" if several else "diagnostics"
-    drawing.save(config.output / key, config.formats)
+    captures = (capture(loaded.model, as_batch(loaded, part)) for part in parts)
+    heads = gather_heads(loaded.model, captures)
+    drawing = diagnostics(loaded.model, heads, name=model.name, style=style_of(config))
+    drawing = drawing.with_facts(*_origin([model], config))
+    drawing.save(config.output / label, config.formats)
     outcome.written += 1
 
 
 def style_of(config: VisualizeConfig) -> Style:
-    """How figures shall look."""
+    """The style that the settings describe."""
     width = None if config.width is None else inches(config.width)
-    return Style(config.style == "paper", width, config.dpi)
+    paper = config.style == "paper"
+    return Style(paper, width, config.dpi, config.percentile, config.interpolation)
 
 
-def _stem(item: Item, job: Job, config: VisualizeConfig) -> Path:
-    return config.output / f"{item.key}.{job.label}"
+def _stem(item: Item, task: FigureTask, config: VisualizeConfig) -> Path:
+    return config.output / f"{item.key}.{task.label}"
 
 
-def _save_page_caption(item: Item, job: Job, config: VisualizeConfig) -> None:
-    facts = (("Image", item.name), *_origin(job.subjects, config))
-    caption = Caption("A page in which the attention for an image can be explored.", facts)
-    text = caption.text(_record(item, job, config))
-    write_whole(caption_file(_stem(item, job, config)), text.encode())
-
-
-def _origin(subjects: Sequence[Viewer], config: VisualizeConfig) -> list[tuple[str, str]]:
-    checkpoints = "; ".join(str(subject.loaded.source) for subject in subjects)
-    return [("Checkpoint", checkpoints), ("Command", command_of(config))]
+def _origin(
+    models: Sequence[VisualizedModel], config: VisualizeConfig
+) -> tuple[tuple[str, str], ...]:
+    checkpoints = "; ".join(str(model.loaded.source) for model in models)
+    return ("Checkpoint", checkpoints), ("Command", command_of(config))
 
 
 def command_of(config: VisualizeConfig) -> str:
-    """The words that ask for these figures again."""
+    """The command that draws these figures."""
     values: dict[str, Any] = config.model_dump(mode="json")
     words = ["vision visualize", f"checkpoint={_listed(values['checkpoint'])}"]
     if values["images"]:
@@ -249,60 +270,25 @@ def _listed(value: Any) -> str:
     return str(value)
 
 
-def _record(item: Item, job: Job, config: VisualizeConfig) -> str:
-    """Stands for all that a figure depends on: settings, image, weights."""
+def _record(item: Item, task: FigureTask, config: VisualizeConfig) -> str:
+    """A code of everything that a figure depends on: settings, image, weights."""
     settings = config.model_dump(mode="json", exclude=set(NOT_DRAWING))
-    files = [Path(subject.loaded.source) for subject in job.subjects]
+    files = [Path(model.loaded.source) for model in task.models]
     files += [item.file] if item.file is not None else []
-    if job.figure in SCORED:
+    if task.figure in SCORED:
         files += [config.boxes] if config.boxes is not None else []
         if config.masks is not None and item.file is not None:
             files.append(mask_file(config.masks, item.file))
-    asked = [[str(r) for r in subject.requests] for subject in job.subjects]
-    about = {"figure": job.label, "image": item.name, "asked": asked}
+    asked = [[str(choice) for choice in model.choices] for model in task.models]
+    about = {"figure": task.label, "image": item.name, "asked": asked}
     return record_of(about | settings, files)
 
 
-def _is_there(item: Item, job: Job, config: VisualizeConfig) -> bool:
-    """Whether a figure has been drawn with the same settings, in all formats."""
+def _exists(item: Item, task: FigureTask, config: VisualizeConfig) -> bool:
+    """Whether a figure was drawn with the same settings, in all formats."""
     if config.overwrite:
         return False
-    stem = _stem(item, job, config)
-    kinds = ["html"] if job.figure == "page" else config.formats
+    stem = _stem(item, task, config)
+    kinds = ["html"] if task.figure == "page" else config.formats
     whole = all(stem.with_name(f"{stem.name}.{kind}").is_file() for kind in kinds)
-    return whole and stored_record(caption_file(stem)) == _record(item, job, config)
-
-
-def report(outcome: Outcome, images: int, output: Path) -> int:
-    """Say what was done; the exit code is 1 if some images could not be read."""
-    kept = f", {outcome.skipped} were there already" if outcome.skipped else ""
-    print(f"{outcome.written} figures are in {output}{kept}.")
-    for problem in outcome.problems:
-        print(f"error: {problem}", file=sys.stderr)
-    if outcome.problems:
-        print(f"{len(outcome.problems)} of {images} images could not be read.", file=sys.stderr)
-    return 1 if outcome.problems else 0
-
-
-def run(loaded: Sequence[Loaded], config: VisualizeConfig) -> int:
-    """Scores if they are asked for, then the figures; returns the exit code."""
-    from vision.inference.visualize.score import score_all
-
-    items = _items(config)
-    subjects = viewers(loaded, config, items[0])
-    code = score_all(subjects, items, config) if config.score else 0
-    if not config.figures and not config.page:
-        return code
-    return max(code, report(draw_all(subjects, items, config), len(items), config.output))
-
-
-def _items(config: VisualizeConfig) -> list[Item]:
-    if config.data is not None:
-        return some(items_of_data(config.data, config.split), config.count)
-    if not config.images:
-        raise ConfigError(
-            "images: which ones? For example images=photo.jpg, images=photos/, or images of a "
-            "data set: data=shapes"
-        )
-    files = find_images(config.images)
-    return some(items_of_files(files, config.masks, config.boxes), config.count)
+    return whole and stored_record(caption_file(stem)) == _record(item, task, config)

@@ -1,23 +1,23 @@
-"""What must be known of a model beyond its attention: prefix tokens, patches, and how it ends."""
+"""The parts of a model beside its attention: prefix tokens, patches, final norm, pooling, head."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import nn
 
-from vision.inspection.capture.captured import CaptureError, Ending
 from vision.inspection.capture.layout import prefix_names
+from vision.inspection.capture.recording import CaptureError, Ending
 from vision.models.layers import Grid
 from vision.models.swin import Swin
 from vision.models.vit import ViT
 
 HEADS = ("head", "heads", "classifier", "fc")
-"""How models call the layers that make classes of features."""
+"""Names of the layers that map features to classes."""
 
 
 @dataclass(frozen=True, eq=False)
-class Facts:
-    """Of one model, this project's or another's."""
+class Anatomy:
+    """What captures need to know of one model, this project's or another's."""
 
     prefix: tuple[str, ...]
     patch: Grid
@@ -33,14 +33,14 @@ def own_model(model: nn.Module) -> ViT | Swin | None:
     return next((m for m in model.modules() if isinstance(m, ViT | Swin)), None)
 
 
-def facts_of(model: nn.Module) -> Facts:
-    """The facts of any model that captures can be taken from."""
+def anatomy_of(model: nn.Module) -> Anatomy:
+    """The anatomy of any model that attention can be captured from."""
     own = own_model(model)
     if isinstance(own, ViT):
         return _own_vit(own)
     if isinstance(own, Swin):
         ending = Ending("mean", own.norm, norm_after=False, head=_linear(own.head))
-        return Facts((), own.patch_embed.patch, ending, own.norm)
+        return Anatomy((), own.patch_embed.patch, ending, own.norm)
     inner: Any = _unwrapped(model)
     patch = patch_of(model)
     match type(inner).__module__.split(".")[0]:
@@ -51,7 +51,7 @@ def facts_of(model: nn.Module) -> Facts:
         case "transformers":
             return _transformers(inner, patch)
         case _:
-            return Facts(_prefix(inner), patch, Ending("other", None, False, None), None)
+            return Anatomy(_prefix(inner), patch, Ending("other", None, False, None), None)
 
 
 def has_head(model: nn.Module) -> bool:
@@ -83,7 +83,7 @@ def patch_of(model: nn.Module) -> Grid:
     return int(conv.stride[0]), int(conv.stride[1])
 
 
-def _own_vit(model: ViT) -> Facts:
+def _own_vit(model: ViT) -> Anatomy:
     config = model.config
     prefix = prefix_names(
         class_token=config.class_token,
@@ -99,7 +99,7 @@ def _own_vit(model: ViT) -> Facts:
     between = model.representation is not None or model.projection is not None
     head = None if between else _linear(model.head)
     ending = Ending(pool, model.norm, config.pool_norm == "after", head)
-    return Facts(prefix, model.patch_embed.patch, ending, model.blocks[-1], "output")
+    return Anatomy(prefix, model.patch_embed.patch, ending, model.blocks[-1], "output")
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
@@ -110,11 +110,11 @@ def _unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
-def _timm(model: Any, patch: Grid) -> Facts:
+def _timm(model: Any, patch: Grid) -> Anatomy:
     if is_swin(model):
         pool: Any = "mean" if model.head.global_pool.pool_type == "avg" else "other"
         ending = Ending(pool, model.norm, False, _linear(model.head.fc))
-        return Facts((), patch, ending, model.norm)
+        return Anatomy((), patch, ending, model.norm)
     norm = getattr(model, "norm", None)
     after = getattr(model, "fc_norm", None)
     norm_after = after is not None and not isinstance(after, nn.Identity)
@@ -125,25 +125,26 @@ def _timm(model: Any, patch: Grid) -> Facts:
         pool = "other"  # two norms: no exact split over tokens
     head = _linear(getattr(model, "head", None))
     ending = Ending(pool, after if norm_after else norm, norm_after, head)
-    return Facts(_prefix(model), patch, ending, norm)
+    return Anatomy(_prefix(model), patch, ending, norm)
 
 
-def _torchvision(model: Any, patch: Grid) -> Facts:
+def _torchvision(model: Any, patch: Grid) -> Anatomy:
     if is_swin(model):
-        return Facts((), patch, Ending("mean", model.norm, False, _linear(model.head)), model.norm)
+        ending = Ending("mean", model.norm, False, _linear(model.head))
+        return Anatomy((), patch, ending, model.norm)
     if not hasattr(model, "encoder"):
-        return Facts((), patch, Ending("other", None, False, None), None)
+        return Anatomy((), patch, Ending("other", None, False, None), None)
     norm = model.encoder.ln
     ending = Ending("class", norm, False, _linear(getattr(model.heads, "head", None)))
-    return Facts(("class",), patch, ending, norm)
+    return Anatomy(("class",), patch, ending, norm)
 
 
-def _transformers(model: Any, patch: Grid) -> Facts:
+def _transformers(model: Any, patch: Grid) -> Anatomy:
     base = getattr(model, getattr(model, "base_model_prefix", ""), model)
     norm = getattr(base, "layernorm", None)
     head = _linear(getattr(model, "classifier", None))
     if is_swin(model):
-        return Facts((), patch, Ending("mean", norm, False, head), norm)
+        return Anatomy((), patch, Ending("mean", norm, False, head), norm)
     embeddings = getattr(base, "embeddings", None)
     registers = getattr(embeddings, "register_tokens", None)
     prefix = prefix_names(
@@ -156,7 +157,7 @@ def _transformers(model: Any, patch: Grid) -> Facts:
         pool = "class and distillation"
     elif head is not None and norm is not None and head.in_features == 2 * norm.weight.numel():
         pool = "class and mean"  # DINOv2 puts both side by side
-    return Facts(prefix, patch, Ending(pool, norm, False, head), norm)
+    return Anatomy(prefix, patch, Ending(pool, norm, False, head), norm)
 
 
 def _prefix(model: Any) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ tokens first, then cells row by row) · y, x rows and columns of the cell grid.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import torch
 from einops import rearrange
@@ -30,11 +29,10 @@ PADDING = -1
 class Layout:
     """The tokens of one layer.
 
-    In a `global` layer every token attends to every token: weights are (b h n n). In a `windowed`
-    layer slots attend within their window: weights are (b w h t t).
+    In a global layer (no `index`) every token attends to every token: weights are (b h n n). In a
+    layer of windows slots attend within their window: weights are (b w h t t).
     """
 
-    family: Literal["global", "windowed"]
     prefix: tuple[str, ...]
     """Names of the tokens before the cells: "class", "distillation", "register 1", …"""
     grid: Grid
@@ -122,25 +120,16 @@ class Layout:
         return self._scatter(weights[:, window, :, slot], window)
 
     def column(self, weights: Tensor, place: Place) -> Tensor:
-        """Who looks at a token, and how much: (b h n), zero for cells outside its window."""
-        token = self.query(place)
-        if self.index is None:
-            return weights[:, :, :, token]
-        window, slot = self.slot(token)
-        return self._scatter(weights[:, window, :, :, slot], window)
+        """The weights of all tokens on one: (b h n), zero for cells outside its window."""
+        return self.row(weights.transpose(-1, -2), place)
 
     def slot(self, token: int) -> tuple[int, int]:
         """Window and slot of a token of a windowed layer."""
-        flat = int(self.slots()[token])
-        _, size = self._windows().shape
-        return divmod(flat, size)
-
-    def slots(self) -> Tensor:
-        """For every cell its place among all slots (w·t) of a windowed layer: (y·x)."""
-        return self._slots
+        return divmod(int(self.slots[token]), self._windows().shape[1])
 
     @cached_property
-    def _slots(self) -> Tensor:
+    def slots(self) -> Tensor:
+        """The slot of every cell, numbered through all windows: (y·x)."""
         index = self._windows().flatten()
         real = index >= 0
         slots = index.new_empty(self.cells)
@@ -149,7 +138,7 @@ class Layout:
 
     def by_cell(self, values: Tensor) -> Tensor:
         """Values by slot (… w t) as values by cell (… y·x), padding left out."""
-        return values.flatten(-2)[..., self.slots()]
+        return values.flatten(-2)[..., self.slots]
 
     def padding(self) -> Tensor:
         """Which slots hold no cell: (w t)."""
@@ -225,24 +214,14 @@ def prefix_names(*, class_token: bool, distillation: bool, registers: int) -> tu
 
 
 def _rectangles(cells: Sequence[int], columns: int) -> list[Box]:
-    """A set of cells as rectangles: runs of each row, joined with an equal run right above."""
-    open_runs: dict[tuple[int, int], Box] = {}
-    done: list[Box] = []
-    rows: dict[int, list[int]] = {}
-    for cell in sorted(cells):
-        rows.setdefault(cell // columns, []).append(cell % columns)
-    for y, xs in rows.items():
-        following: dict[tuple[int, int], Box] = {}
-        for left, right in _runs(xs):
-            above = open_runs.pop((left, right), None)
-            joined = above is not None and above[2] == y
-            top = above[0] if above is not None and joined else y
-            if above is not None and not joined:
-                done.append(above)
-            following[left, right] = (top, left, y + 1, right)
-        done += open_runs.values()
-        open_runs = following
-    return [*done, *open_runs.values()]
+    """The cells of a window that attend to each other, as rectangles.
+
+    They are all combinations of some rows and some columns, each in one run or, where a shift
+    wraps them around an edge, in two.
+    """
+    rows = _runs(sorted({cell // columns for cell in cells}))
+    across = _runs(sorted({cell % columns for cell in cells}))
+    return [(top, left, bottom, right) for top, bottom in rows for left, right in across]
 
 
 def _runs(xs: list[int]) -> list[tuple[int, int]]:

@@ -1,10 +1,10 @@
-"""Numbers as few bytes: companded rows, deflated as they come.
+"""Attention in few bytes: companded rows, deflated as they are added.
 
 A weight a of a row with maximum m becomes round(levels · √(a / m)): small weights, of which there
 are many, keep their proportions. It is read as scale · (code / levels)², with a scale near m that
-keeps the sum of the row. Weights that this puts further off than allowed are listed with their true
-value. With 4 bits so are the few that tower over their row (a register, an outlier): measured by
-them, all others would be 0 or 1.
+keeps the sum of the row. Weights whose error exceeds the tolerance are listed with their exact
+value. With 4 bits so are the few that are far above their row (a register, an outlier): on their
+scale all others would be 0 or 1.
 """
 
 import zlib
@@ -16,17 +16,17 @@ import numpy.typing as npt
 from torch import Tensor
 
 Reference = dict[str, Any]
-"""Where numbers lie in the stream: their first byte, how many, of which type."""
+"""Position of numbers in the stream: their first byte, count and type."""
 Numbers = npt.NDArray[Any]
 ROW_PER_TOWER = 128
-"""One weight in so many may be listed because it towers over its row."""
+"""At most one weight in this number is listed because it is far above its row."""
 TOWERING = 4
-"""How many times the others a weight is that does."""
+"""The ratio to the other weights from which a weight counts as far above them."""
 
 
 @dataclass
-class Stream:
-    """Numbers, one after another, deflated as they come."""
+class Encoder:
+    """Numbers one after another, deflated as they are added."""
 
     limit: int | None
     largest_error: float = 0.0
@@ -38,11 +38,11 @@ class Stream:
 
     @property
     def full(self) -> bool:
-        """Whether there is more than the limit."""
+        """Whether the limit is exceeded."""
         return self.limit is not None and self._size > self.limit
 
     def add(self, numbers: Numbers) -> Reference:
-        """Put numbers in; what is returned says where they are."""
+        """Add numbers and return their position."""
         kind = {"u1": "u8", "i4": "i32", "f4": "f32"}[numbers.dtype.str[1:]]
         reference = {"at": self._raw, "count": int(numbers.size), "type": kind}
         content = np.ascontiguousarray(numbers).tobytes()
@@ -53,11 +53,11 @@ class Stream:
         return reference
 
     def add_floats(self, values: Tensor) -> Reference:
-        """Put numbers in as they are."""
+        """Add a tensor in single precision."""
         return self.add(as_floats(values).ravel())
 
     def add_rows(self, values: Numbers, bits: int, tolerance: float | None) -> dict[str, Any]:
-        """Rows (r s) of numbers from 0, companded; those off by more than allowed in full."""
+        """Add rows (r s) of numbers from 0, companded; None: without corrections."""
         levels = 2**bits - 1
         maxima = values.max(axis=1, keepdims=True)
         if bits == 4 and tolerance is not None:
@@ -68,7 +68,7 @@ class Stream:
         shape = np.square(codes / np.float32(levels), dtype=np.float32)
         limit = np.inf if tolerance is None else tolerance
         wrong = towers | (np.abs(shape * maxima - values) > limit)
-        # The rest of a row is scaled to keep the row's sum: rounding must not add or take mass.
+        # The rest of a row is scaled to keep the row's sum: rounding must not change its mass.
         have, want = (np.where(wrong, 0, v).sum(axis=1, keepdims=True) for v in (shape, values))
         scales = np.where(have > 0, want / np.where(have > 0, have, 1), maxima).astype(np.float32)
         off = np.abs(shape * scales - values)
@@ -82,7 +82,7 @@ class Stream:
         }
         if tolerance is not None:
             places = np.flatnonzero(wrong)
-            # Steps from one to the next are small numbers, which deflate better than places.
+            # Differences are small numbers, which deflate better than positions.
             rows["corrected"] = self.add(np.diff(places, prepend=0).astype(np.int32))
             rows["corrections"] = self.add(values.ravel()[places].astype(np.float32))
             self.largest_error = max(self.largest_error, float(np.where(wrong, 0, off).max()))
@@ -99,7 +99,7 @@ class Stream:
 
 
 def _without_towers(values: Numbers, maxima: Numbers) -> Numbers:
-    """The largest weight of each row but for less than a hundredth of them, where these tower."""
+    """The maximum of each row without the few weights that are far above the others."""
     few = values.shape[1] // ROW_PER_TOWER
     if few == 0:
         return maxima
@@ -114,10 +114,10 @@ def _nibbles(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 
 def as_floats(values: Tensor) -> npt.NDArray[np.float32]:
-    """Single precision, whatever it was."""
+    """As a single-precision array."""
     return values.detach().cpu().float().numpy()
 
 
 def as_numbers(values: Tensor) -> Numbers:
-    """As they are."""
+    """As an array of the same type."""
     return values.detach().cpu().numpy()

@@ -1,66 +1,71 @@
-"""Attention as few bytes, on the first rung of a ladder that fits.
+"""The numbers of a page, on the first rung of a ladder that fits into its size.
 
-All numbers go into one stream (`stream.py`); the header says what they are and where they lie.
+All numbers go into one stream (`encoding.py`); the header describes them and their positions.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 from einops import rearrange
 from torch import Tensor
 
-from vision.inspection.capture.captured import Captured, Fusion, LayerAttention, fuse
 from vision.inspection.capture.layout import Layout
-from vision.inspection.explorer.encoding import Numbers, Stream, as_floats, as_numbers
-from vision.inspection.explorer.gather import ClassMaterial, Material
+from vision.inspection.capture.recording import Captured, Fusion, LayerAttention, fuse
+from vision.inspection.explorer.encoding import Encoder, Numbers, as_floats, as_numbers
+from vision.inspection.explorer.gather import PageClass, PageContent
 
 FORMAT = 1
 
 
+_FUSED: tuple[Fusion, ...] = ("mean", "max", "min")
+
+
 @dataclass(frozen=True)
 class Rung:
-    """How much of the attention a page keeps."""
+    """The part of the attention that a page keeps."""
 
     number: int
     bits: Literal[4, 8]
-    planes: tuple[Fusion, ...]
-    """Which fusions of heads are kept instead of the heads; empty: the heads themselves."""
-    pooled: bool
+    planes: tuple[Fusion, ...] = ()
+    """Fusions of heads that are kept instead of the heads; empty: the heads themselves."""
+    classes: int | None = None
+    """Number of classes that keep their matrices; None: all."""
+    pooled: bool = False
     """Whether 2 × 2 keys of global layers are one."""
-    classes: int | None
-    """How many classes keep their matrices; None: all."""
-    says: str
 
     @property
     def tolerance(self) -> float:
-        """How far a weight may be off."""
+        """Largest error of a weight."""
         return 0.001 if self.bits == 8 else 0.02
 
+    @property
+    def says(self) -> str:
+        """A description for the page."""
+        if not self.planes:
+            return f"All layers and heads in {self.bits} bits."
+        kept = "Mean" if len(self.planes) == 1 else "Mean, maximum and minimum"
+        says = f"{kept} of the heads of every layer in {self.bits} bits"
+        says += ", 2 x 2 keys of global layers as one" if self.pooled else ""
+        says += "; single heads only for prefix tokens (class, registers) as queries"
+        if self.classes is not None:
+            only = "gradient methods for the most probable class only"
+            says += f"; {only if self.classes else 'no gradient methods'}"
+        return f"{says}."
 
-_FUSED: tuple[Fusion, ...] = ("mean", "max", "min")
-_HEADS = "All layers and heads"
-_FUSIONS = "Mean, maximum and minimum of the heads of every layer"
-_MEAN = "Mean of the heads of every layer"
-_PREFIX = "single heads only for prefix tokens (class, registers) as queries"
+
 LADDER = (
-    Rung(1, 8, (), False, None, f"{_HEADS} in 8 bits."),
-    Rung(2, 4, (), False, None, f"{_HEADS} in 4 bits."),
-    Rung(3, 8, _FUSED, False, None, f"{_FUSIONS} in 8 bits; {_PREFIX}."),
-    Rung(4, 4, _FUSED, False, None, f"{_FUSIONS} in 4 bits; {_PREFIX}."),
-    Rung(
-        5, 4, _FUSED, False, 1,
-        f"{_FUSIONS} in 4 bits; {_PREFIX}; gradient methods for the most probable class only.",
-    ),
-    Rung(6, 4, _FUSED, False, 0, f"{_FUSIONS} in 4 bits; {_PREFIX}; no gradient methods."),
-    Rung(7, 8, ("mean",), False, 0, f"{_MEAN} in 8 bits; {_PREFIX}; no gradient methods."),
-    Rung(8, 4, ("mean",), False, 0, f"{_MEAN} in 4 bits; {_PREFIX}; no gradient methods."),
-    Rung(
-        9, 4, ("mean",), True, 0,
-        f"{_MEAN} in 4 bits, 2 x 2 keys of global layers as one; {_PREFIX}; no gradient methods.",
-    ),
-)  # fmt: skip
+    Rung(1, 8),
+    Rung(2, 4),
+    Rung(3, 8, _FUSED),
+    Rung(4, 4, _FUSED),
+    Rung(5, 4, _FUSED, classes=1),
+    Rung(6, 4, _FUSED, classes=0),
+    Rung(7, 8, ("mean",), classes=0),
+    Rung(8, 4, ("mean",), classes=0),
+    Rung(9, 4, ("mean",), classes=0, pooled=True),
+)
 
 
 @dataclass(frozen=True)
@@ -75,33 +80,33 @@ class Packed:
     """Of any stored attention weight."""
 
 
-def pack(material: Material, *, limit: int) -> Packed:
+def pack(content: PageContent, *, limit: int) -> Packed:
     """The numbers of a page in at most `limit` bytes."""
     smallest = 0
     tried: set[tuple[Any, ...]] = set()
     for rung in LADDER:
         keeps = (rung.bits, rung.planes, rung.pooled)
-        if keeps in tried and not material.classes:
-            continue  # differs from one that was too large only in classes, of which there are none
+        if keeps in tried and not content.classes:
+            continue  # differs from a rung that was too large only in classes, and there are none
         tried.add(keeps)
-        stream = Stream(limit if rung is not LADDER[-1] else None)
-        header = _header(material, rung, stream)
+        encoder = Encoder(limit if rung is not LADDER[-1] else None)
+        header = _header(content, rung, encoder)
         if header is None:
             continue
-        data = stream.finish()
+        data = encoder.finish()
         if len(data) <= limit:
-            return Packed(header, data, rung, stream.largest_error)
+            return Packed(header, data, rung, encoder.largest_error)
         smallest = len(data)
     raise ValueError(
-        f"The attention of {material.captured.model} takes at least {smallest / 1e6:.1f} MB, but "
+        f"The attention of {content.captured.model} takes at least {smallest / 1e6:.1f} MB, but "
         f"the page has room for {max(limit, 0) / 1e6:.1f} MB: raise max_megabytes, or use a "
         "smaller image."
     )
 
 
-def _header(material: Material, rung: Rung, stream: Stream) -> dict[str, Any] | None:
-    """What the page must know beside the numbers; None where these are too many."""
-    captured = material.captured
+def _header(content: PageContent, rung: Rung, encoder: Encoder) -> dict[str, Any] | None:
+    """The description of the numbers; None where they do not fit."""
+    captured = content.captured
     places: dict[tuple[Any, ...], int] = {}
     layouts: list[dict[str, Any]] = []
     layers = []
@@ -109,28 +114,28 @@ def _header(material: Material, rung: Rung, stream: Stream) -> dict[str, Any] | 
         key = _key(layer.layout)
         if key not in places:
             places[key] = len(layouts)
-            layouts.append(_layout(layer.layout, stream))
-        layers.append(_layer(layer, places[key], rung, stream))
-        if stream.full:
+            layouts.append(_layout(layer.layout, encoder))
+        layers.append(_layer(layer, places[key], rung, encoder))
+        if encoder.full:
             return None
-    classes = [_class(c, i, rung, stream) for i, c in enumerate(material.classes)]
+    classes = [_class(c, i, rung, encoder) for i, c in enumerate(content.classes)]
     header = {
         "format": FORMAT,
         "model": captured.model,
         "image_size": list(captured.image_size),
         "layouts": layouts,
         "layers": layers,
-        "pool": _pool(material.pool, captured),
+        "pool": _pool(content.pool, captured),
         "classes": classes,
-        "maps": _maps(material, stream),
+        "maps": _maps(content, encoder),
         "rung": {"number": rung.number, "of": len(LADDER), "says": rung.says},
         "fusions": list(rung.planes or _FUSED),
-        "largest_error": stream.largest_error,
+        "largest_error": encoder.largest_error,
     }
-    return None if stream.full else header
+    return None if encoder.full else header
 
 
-def _layout(layout: Layout, stream: Stream) -> dict[str, Any]:
+def _layout(layout: Layout, encoder: Encoder) -> dict[str, Any]:
     place: dict[str, Any] = {
         "prefix": list(layout.prefix),
         "grid": list(layout.grid),
@@ -141,18 +146,18 @@ def _layout(layout: Layout, stream: Stream) -> dict[str, Any]:
         return place
     allowed = None
     if layout.allowed is not None:
-        allowed = stream.add(np.packbits(as_numbers(layout.allowed).ravel(), bitorder="little"))
+        allowed = encoder.add(np.packbits(as_numbers(layout.allowed).ravel(), bitorder="little"))
     return place | {
         "window": list(layout.window or ()),
         "shift": list(layout.shift or ()),
         "windows": layout.index.shape[0],
-        "index": stream.add(as_numbers(layout.index).astype(np.int32).ravel()),
+        "index": encoder.add(as_numbers(layout.index).astype(np.int32).ravel()),
         "allowed": allowed,
         "outlines": [list(box) for box in layout.outlines()],
     }
 
 
-def _layer(layer: LayerAttention, layout: int, rung: Rung, stream: Stream) -> dict[str, Any]:
+def _layer(layer: LayerAttention, layout: int, rung: Rung, encoder: Encoder) -> dict[str, Any]:
     weights = layer.weights[0].float()
     windowed = layer.layout.index is not None
     if windowed:
@@ -161,7 +166,7 @@ def _layer(layer: LayerAttention, layout: int, rung: Rung, stream: Stream) -> di
         "name": layer.name,
         "layout": layout,
         "heads": weights.shape[0],
-        "share": None if layer.share is None else stream.add_floats(layer.share[0]),
+        "share": None if layer.share is None else encoder.add_floats(layer.share[0]),
         "per_head": not rung.planes,
         "head_rows": None,
         "pooled": rung.pooled and not windowed,
@@ -173,30 +178,28 @@ def _layer(layer: LayerAttention, layout: int, rung: Rung, stream: Stream) -> di
         planes = np.stack([as_floats(fuse(weights, fusion, 0)) for fusion in rung.planes])
         if prefix:
             rows = as_floats(weights[:, :prefix])
-            packed["head_rows"] = stream.add_rows(rows.reshape(-1, rows.shape[-1]), 8, 0.001)
+            packed["head_rows"] = encoder.add_rows(rows.reshape(-1, rows.shape[-1]), 8, 0.001)
     if packed["pooled"]:
         planes = _pooled(planes, layer.layout)
     rows = planes.reshape(-1, planes.shape[-1])
-    packed["values"] = stream.add_rows(rows, rung.bits, rung.tolerance)
+    packed["values"] = encoder.add_rows(rows, rung.bits, rung.tolerance)
     return packed
 
 
-def _class(material: ClassMaterial, nth: int, rung: Rung, stream: Stream) -> dict[str, Any]:
+def _class(evidence: PageClass, nth: int, rung: Rung, encoder: Encoder) -> dict[str, Any]:
     matrices: list[dict[str, Any]] | None = None
     if rung.classes is None or nth < rung.classes:
         matrices = []
-        for matrix in material.matrices:
+        for matrix in evidence.matrices:
             rows = as_floats(matrix)
-            matrices.append(stream.add_rows(rows.reshape(-1, rows.shape[-1]), rung.bits, None))
-            if stream.full:
+            matrices.append(encoder.add_rows(rows.reshape(-1, rows.shape[-1]), rung.bits, None))
+            if encoder.full:
                 break
     return {
-        "number": material.number,
-        "name": material.name,
-        "probability": material.probability,
+        **asdict(evidence.about),
         "matrices": matrices,
-        "seed": None if material.seed is None else stream.add_floats(material.seed),
-        "maps": {name: stream.add_floats(values) for name, values in material.maps.items()},
+        "seed": None if evidence.seed is None else encoder.add_floats(evidence.seed),
+        "maps": {name: encoder.add_floats(values) for name, values in evidence.maps.items()},
     }
 
 
@@ -208,12 +211,12 @@ def _pool(shares: Tensor | None, captured: Captured) -> dict[str, Any] | None:
     return {"prefix": shares[:prefix].tolist(), "cells": float(shares[prefix:].sum())}
 
 
-def _maps(material: Material, stream: Stream) -> dict[str, Any]:
-    if material.norms is None or material.outliers is None:
+def _maps(content: PageContent, encoder: Encoder) -> dict[str, Any]:
+    if content.norms is None or content.outliers is None:
         return {}
     return {
-        "norms": stream.add_floats(material.norms),
-        "outliers": [int(i) for i in material.outliers.flatten().nonzero()],
+        "norms": encoder.add_floats(content.norms),
+        "outliers": [int(i) for i in content.outliers.flatten().nonzero()],
     }
 
 
@@ -232,7 +235,7 @@ def _pooled(planes: Numbers, layout: Layout) -> Numbers:
 
 
 def _key(layout: Layout) -> tuple[Any, ...]:
-    """Equal for layouts that say the same."""
+    """Equal for equal layouts."""
     index = b"" if layout.index is None else as_numbers(layout.index).tobytes()
     allowed = b"" if layout.allowed is None else as_numbers(layout.allowed).tobytes()
     return (layout.prefix, layout.grid, layout.stride, layout.window, layout.shift, index, allowed)

@@ -5,7 +5,6 @@ import html
 import io
 import json
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +18,11 @@ import numpy as np
 from PIL import Image
 from torch import Tensor, nn
 
-from vision.inspection.explorer.gather import Material, gather
+from vision.files import replacing, write_all
+from vision.inspection.capture.capture import Passes
+from vision.inspection.explorer.gather import FINISHED, PageContent, gather
 from vision.inspection.explorer.pack import Rung, pack
+from vision.inspection.methods.spec import parse_methods
 from vision.inspection.trust.scoring import METRICS
 
 SCRIPTS = (
@@ -36,32 +38,34 @@ SCRIPTS = (
     "main.js",
 )
 """In the order in which the page runs them."""
-PICTURE_SIDE = 1024
+IMAGE_SIDE = 1024
 """Pixels along the longer side of the stored image, at most."""
-METHODS = {
-    "attention": "attention",
-    "rollout": "rollout",
-    "cam_rollout": "cam_rollout",
-    "gradient_rollout": "gradient_rollout:clamp:before:normalize:true",
-    "chefer": "chefer",
-    "cam": "cam",
-    "token_gradcam": "token_gradcam",
-    "attention_gradcam": "attention_gradcam",
-    "norm": "norm",
-}
-"""What the page can show, by its names, and how the same is asked for elsewhere."""
+PAGE_METHODS = parse_methods(
+    [
+        "attention",
+        "rollout",
+        "cam_rollout",
+        "gradient_rollout:clamp:before:normalize:true",
+        "chefer",
+        "cam",
+        "token_gradcam",
+        "attention_gradcam",
+        "norm",
+    ]
+)
+"""The methods of the page, with the options that it starts with."""
 Scores = Mapping[str, Mapping[str, float]]
-"""By the page's name of a method and by metric, in percent; `random` and `centre` are baselines."""
+"""By name of the method and by metric, in percent; `random` and `centre` are baselines."""
 
 
 @dataclass(frozen=True)
 class PageInfo:
-    """What was written."""
+    """A page that was written."""
 
     path: Path
     bytes: int
     rung: Rung
-    """How much of the attention the page keeps."""
+    """The part of the attention that the page keeps."""
     largest_error: float
     """Of any attention weight in the page."""
     seconds: float
@@ -74,27 +78,29 @@ def write_page(
     output: Path,
     *,
     classes: Sequence[str] | None = None,
-    top: int = 3,
+    top: int | Sequence[int] = 3,
     max_megabytes: float = 10.0,
     scores: Scores | None = None,
     scores_note: str = "",
     title: str = "Attention",
     subtitle: str = "",
+    passes: Passes | None = None,
 ) -> PageInfo:
     """Write one self-contained page in which the attention for an image can be explored.
 
-    image: what the model is given, (channels height width) or with a batch of one. shown: the
-    same view for the eye. classes: names in the model's order. top: how many of the most probable
-    classes can be asked for. scores: how well methods do on this image; scores_note: what is to
-    be said of them, or why there are none. A model whose attention does not fit into max_megabytes
-    keeps less of it, and the page says so.
+    image: the input of the model, (channels height width) or with a batch of one. shown: the same
+    view for the eye. classes: names in the model's order. top: the number of most probable classes
+    that can be explained, or the numbers of classes. scores: of the methods on this image;
+    scores_note: a remark on them, or why there are none. Attention that does not fit into
+    max_megabytes is reduced, and the page describes how. passes: of this image, to share its
+    captures with others.
     """
     begin = time.perf_counter()
     image = _single(image)
     _check_image(shown, image)
     if not max_megabytes > 0:
         raise ValueError(f"max_megabytes must be above 0, found {max_megabytes}.")
-    material = gather(model, image, names=classes, top=top)
+    content = gather(passes or Passes(model, image), names=classes, classes=top)
     checked = _checked_scores(scores)
     about = {
         "title": title,
@@ -102,12 +108,15 @@ def write_page(
         "scores": checked,
         "scores_note": scores_note,
         "metrics": {m: METRICS[m] for row in checked.values() for m in row if m in METRICS},
+        "methods": _methods(),
     }
     frame = _frame(title, _data_address(shown))
     budget = int(max_megabytes * 1e6) - len(frame.encode())
-    packed = pack(material, limit=(budget - _header_room(material, about)) * 3 // 4)
+    packed = pack(content, limit=(budget - _header_room(content, about)) * 3 // 4)
     page = _filled(frame, packed.header | about, packed.stream)
-    _write(output, page)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(output) as file:
+        write_all(file, page)
     return PageInfo(
         path=output,
         bytes=len(page),
@@ -115,6 +124,25 @@ def write_page(
         largest_error=packed.largest_error,
         seconds=time.perf_counter() - begin,
     )
+
+
+def _methods() -> list[dict[str, Any]]:
+    """The specs of the page's methods, for its script."""
+    return [
+        {
+            "id": choice.name,
+            "title": choice.title,
+            "formula": choice.spec.formula,
+            "reference": choice.spec.reference,
+            "notes": choice.spec.notes,
+            "query": choice.spec.query and choice.name not in FINISHED,
+            "forClass": choice.spec.for_class,
+            "gradients": choice.spec.gradients,
+            "finished": choice.name in (*FINISHED, "norm"),
+            "options": list(choice.spec.options),
+        }
+        for choice in PAGE_METHODS
+    ]
 
 
 def _single(image: Tensor) -> Tensor:
@@ -127,10 +155,10 @@ def _single(image: Tensor) -> Tensor:
 
 
 def _check_image(shown: Image.Image, image: Tensor) -> None:
-    """The image to look at shows what the model sees, if perhaps larger."""
+    """The shown image has the proportions of the model's input."""
     height, width = image.shape[-2:]
     ratio = (shown.width / shown.height) / (width / height)
-    # One pixel of rounding along the shorter side is no other view.
+    # One pixel of rounding along the shorter side is allowed.
     allowed = 0.01 + 1 / min(height, width, *shown.size)
     if abs(math.log(ratio)) > allowed:
         raise ValueError(
@@ -145,31 +173,23 @@ def _checked_scores(scores: Scores | None) -> dict[str, dict[str, float]]:
     for method, row in (scores or {}).items():
         for metric, value in row.items():
             if not math.isfinite(value):
-                raise ValueError(f"The score {metric} of {method} is {value}, not a number.")
+                raise ValueError(f"The score {metric} of {method} is {value}, not finite.")
         checked[method] = {metric: float(value) for metric, value in row.items()}
     return checked
 
 
 def _data_address(image: Image.Image) -> str:
-    """The image as an address that holds it: JPEG, or PNG where it is small."""
+    """The image as a data URL: JPEG, or PNG where it is small."""
     shown = image.convert("RGB")
-    longest = max(shown.size)
-    if longest > PICTURE_SIDE:
-        factor = PICTURE_SIDE / longest
-        size = (max(1, round(shown.width * factor)), max(1, round(shown.height * factor)))
-        shown = shown.resize(size, Image.Resampling.LANCZOS)
-    small = shown.width * shown.height <= 128 * 128
+    shown.thumbnail((IMAGE_SIDE, IMAGE_SIDE), Image.Resampling.LANCZOS, reducing_gap=None)
+    kind = "png" if shown.width * shown.height <= 128 * 128 else "jpeg"
     buffer = io.BytesIO()
-    if small:
-        shown.save(buffer, "PNG", optimize=True)
-    else:
-        shown.save(buffer, "JPEG", quality=85)
-    kind = "png" if small else "jpeg"
+    shown.save(buffer, kind, quality=85, optimize=kind == "png")
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def _frame(title: str, image: str) -> str:
-    """The page but for its numbers: a template whose last two places are open."""
+    """The page without its numbers: a template whose last two places are open."""
     static = files("vision.inspection.explorer") / "static"
     script = "\n".join((static / name).read_text("utf-8") for name in SCRIPTS)
     page = Template((static / "page.html").read_text("utf-8"))
@@ -196,16 +216,13 @@ def _json(value: Mapping[str, Any]) -> str:
     return text.replace("<", "\\u003c")
 
 
-def _header_room(material: Material, about: Mapping[str, Any]) -> int:
-    """More bytes than the header takes: references, window outlines, names."""
-    windows = sum(
-        layer.layout.index.shape[0]
-        for layer in material.captured.layers
-        if layer.layout.index is not None
-    )
-    names = sum(len(json.dumps(c.name)) for c in material.classes)
-    layers = len(material.captured.layers) * (1500 + 500 * len(material.classes))
-    return 10_000 + len(_json(about).encode()) + names + layers + 120 * windows
+def _header_room(content: PageContent, about: Mapping[str, Any]) -> int:
+    """An upper bound of the header's bytes: references, window outlines, names."""
+    layers = content.captured.layers
+    windows = sum(len(x.layout.index) for x in layers if x.layout.index is not None)
+    names = sum(len(json.dumps(c.about.name)) for c in content.classes)
+    references = len(layers) * (1500 + 500 * len(content.classes))
+    return 10_000 + len(_json(about).encode()) + names + references + 120 * windows
 
 
 def _colours() -> bytes:
@@ -213,14 +230,3 @@ def _colours() -> bytes:
     steps = np.linspace(0, 1, 256)
     tables = [matplotlib.colormaps[name](steps)[:, :3] for name in ("inferno", "PuOr_r")]
     return np.rint(np.concatenate(tables) * 255).astype(np.uint8).tobytes()
-
-
-def _write(output: Path, content: bytes) -> None:
-    """Under a name of its own first, so that a broken write leaves no half page."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    partial = output.with_name(f".{output.name}.{os.getpid()}")
-    try:
-        partial.write_bytes(content)
-        partial.replace(output)
-    finally:
-        partial.unlink(missing_ok=True)

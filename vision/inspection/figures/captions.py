@@ -1,4 +1,4 @@
-"""The text beside a figure: what is drawn, how it was computed, and the command that drew it."""
+"""The text beside a figure: its content, how it was computed, and the command that drew it."""
 
 import hashlib
 import json
@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vision.inspection.explain import Panel
-from vision.inspection.methods.catalogue import METHODS
-from vision.inspection.methods.requests import Request
+from vision.inspection.explain import Heatmap
+from vision.inspection.methods.spec import MethodChoice, parse_method
 
 _RECORD = "Record"
 
@@ -27,11 +26,11 @@ class Caption:
     """Each with its formula, options and reference."""
 
     def with_facts(self, *facts: tuple[str, str]) -> "Caption":
-        """The same with more facts."""
+        """The same caption with more facts."""
         return Caption(self.shows, (*self.facts, *facts), self.methods)
 
     def text(self, record: str = "") -> str:
-        """As it is stored; `record` stands for everything that the figure depends on."""
+        """The content of the file; `record` stands for everything that the figure depends on."""
         lines = [*textwrap.wrap(self.shows, 100), ""]
         for name, value in self.facts:
             lines += textwrap.wrap(f"{name}: {value}", 100, subsequent_indent="  ")
@@ -44,30 +43,22 @@ class Caption:
         return "\n".join(lines) + "\n"
 
 
-def method_lines(panels: Iterable[Panel]) -> tuple[str, ...]:
-    """A line on every method among the panels, each once."""
+def method_lines(heatmaps: Iterable[Heatmap]) -> tuple[str, ...]:
+    """A line on every method among the maps, each once."""
     lines: dict[str, str] = {}
-    for panel in panels:
-        lines.setdefault(str(panel.request), _line(panel.request, panel))
+    for heatmap in heatmaps:
+        line = method_line(heatmap.choice, layer=heatmap.layer, query=heatmap.query)
+        lines.setdefault(str(heatmap.choice), line)
     return tuple(lines.values())
 
 
-def request_line(request: Request) -> str:
-    """A line on a method that no panel is at hand of."""
-    return _line(request, None)
-
-
-def _line(request: Request, panel: Panel | None) -> str:
-    about = METHODS[request.method]
-    options = {**about.options, **request.options}
-    parts = [f"{request.title}: {about.formula}"]
-    if panel is not None and panel.layer is not None:
-        parts.append(f"layer {panel.layer}")
-        options.pop("layer", None)
-    if panel is not None and panel.query is not None:
-        parts.append(f"query {panel.query}")
-    parts += [f"{name.replace('_', ' ')} {value}" for name, value in options.items()]
-    return f"{'; '.join(parts)}. {about.reference}."
+def method_line(choice: MethodChoice | str, **settings: Any) -> str:
+    """Title, formula, settings and reference of a method. None: not applicable."""
+    choice = parse_method(choice) if isinstance(choice, str) else choice
+    given = choice.settings | {name: value for name, value in settings.items() if value is not None}
+    parts = [f"{choice.title}: {choice.spec.formula}"]
+    parts += [f"{name.replace('_', ' ')} {value}" for name, value in given.items()]
+    return f"{'; '.join(parts)}. {choice.spec.reference}."
 
 
 def record_of(settings: Mapping[str, Any], files: Sequence[Path]) -> str:

@@ -1,4 +1,4 @@
-"""A figure with its numbers and its caption, and how all three are written."""
+"""A figure with its numbers and its caption, written together."""
 
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from vision.files import replacing, write_all
+from vision.files import replacing, write_all, write_text
 from vision.inspection.figures.captions import Caption
 
 Array = NDArray[Any]
@@ -20,45 +20,47 @@ Kind = Literal["png", "svg", "pdf", "npz"]
 TEXT = "#1f2328"
 FAINT = "#6a737d"
 ACCENT = "#1b6ca8"
+MARK = "#d1495b"
 LEAST_LIMIT = 2.0
-"""In multiples of uniform: a map that is nearly uniform must not look as if it said something."""
+"""Smallest end of a colour scale, in multiples of uniform: a nearly uniform map must look dull."""
 
 
 @dataclass(frozen=True)
 class Style:
-    """For whom a figure is drawn."""
+    """The appearance of a figure."""
 
     paper: bool = False
     """No titles, small type, text as text in SVG and PDF files."""
     width: float | None = None
     """Inches; None: as wide as the figure needs."""
     dpi: int = 150
+    percentile: float = 99.5
+    """Colours end at this percentile of all values that share a scale; 100: at the largest."""
+    interpolation: Literal["bilinear", "nearest"] = "bilinear"
+    """Between the cells of a map."""
 
     @property
     def size(self) -> float:
-        """Of the type, in points."""
+        """Font size in points."""
         return 6.5 if self.paper else 9.0
 
     def settings(self) -> Any:
         """For matplotlib."""
-        return {
+        ticks = {
+            "labelsize": self.size * 0.85,
+            "color": FAINT,
+            "labelcolor": TEXT,
+            "major.width": 0.6,
+            "major.size": 2.5,
+        }
+        return {f"{axis}tick.{name}": value for axis in "xy" for name, value in ticks.items()} | {
             "font.family": "DejaVu Sans",
             "font.size": self.size,
             "axes.titlesize": self.size,
             "axes.labelsize": self.size * 0.9,
-            "xtick.labelsize": self.size * 0.85,
-            "ytick.labelsize": self.size * 0.85,
             "axes.edgecolor": FAINT,
             "axes.labelcolor": TEXT,
             "axes.linewidth": 0.6,
-            "xtick.color": FAINT,
-            "ytick.color": FAINT,
-            "xtick.labelcolor": TEXT,
-            "ytick.labelcolor": TEXT,
-            "xtick.major.width": 0.6,
-            "ytick.major.width": 0.6,
-            "xtick.major.size": 2.5,
-            "ytick.major.size": 2.5,
             "text.color": TEXT,
             "hatch.linewidth": 0.5,
             "svg.fonttype": "none",
@@ -68,9 +70,12 @@ class Style:
         }
 
 
+SCREEN = Style()
+
+
 @dataclass(frozen=True, eq=False)
 class Drawing:
-    """One figure: what is seen, the numbers in it, and what is to be said of it."""
+    """One figure with its numbers and its caption."""
 
     figure: Figure
     style: Style
@@ -78,7 +83,7 @@ class Drawing:
     numbers: Mapping[str, Array] = field(default_factory=dict)
 
     def with_facts(self, *facts: tuple[str, str]) -> "Drawing":
-        """The same with more facts in its caption."""
+        """The same drawing with more facts in its caption."""
         return replace(self, caption=self.caption.with_facts(*facts))
 
     def encoded(self, kind: Kind) -> bytes:
@@ -87,7 +92,7 @@ class Drawing:
         if kind == "npz":
             np.savez_compressed(stream, **dict(self.numbers))  # type: ignore[arg-type]
             return stream.getvalue()
-        # Nothing that changes from one writing to the next.
+        # No dates or versions, so that equal figures are equal files.
         dates = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
         with matplotlib.rc_context(self.style.settings()):
             self.figure.savefig(stream, format=kind, dpi=self.style.dpi, metadata=dates[kind])
@@ -96,16 +101,17 @@ class Drawing:
     def save(
         self, stem: str | Path, kinds: Sequence[Kind] = ("png",), record: str = ""
     ) -> list[Path]:
-        """Write the files and, last of all, the caption; each appears whole or not at all."""
+        """Write the files and, last, the caption; each file is replaced as a whole."""
         stem = Path(stem)
         stem.parent.mkdir(parents=True, exist_ok=True)
         written = []
         for kind in kinds:
             path = stem.with_name(f"{stem.name}.{kind}")
-            write_whole(path, self.encoded(kind))
+            with replacing(path) as file:
+                write_all(file, self.encoded(kind))
             written.append(path)
         caption = caption_file(stem)
-        write_whole(caption, self.caption.text(record).encode())
+        write_text(caption, self.caption.text(record))
         return [*written, caption]
 
     def _repr_png_(self) -> bytes:
@@ -114,19 +120,13 @@ class Drawing:
 
 
 def caption_file(stem: Path) -> Path:
-    """Where the caption of a figure lies."""
+    """The path of a figure's caption."""
     return stem.with_name(f"{stem.name}.txt")
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Replace a file at once."""
-    with replacing(path) as file:
-        write_all(file, content)
 
 
 @contextmanager
 def new_figure(style: Style, width: float, height: float, apart: float = 0.03) -> Iterator[Figure]:
-    """A figure of so many inches, or as wide as the style says in the same proportions.
+    """A figure of this size in inches, or of the style's width in the same proportions.
 
     apart: inches above and below each part.
     """
@@ -139,7 +139,7 @@ def new_figure(style: Style, width: float, height: float, apart: float = 0.03) -
 
 
 def colour_limit(values: Iterable[Array], percentile: float) -> tuple[float, bool]:
-    """Where colours end for values that share a scale, and whether some lie beyond."""
+    """The end of the colour scale that values share, and whether some lie beyond it."""
     flat = np.concatenate([np.ravel(v) for v in values])
     largest = float(flat.max(initial=0.0))
     limit = float(np.percentile(flat, percentile)) if percentile < 100 else largest

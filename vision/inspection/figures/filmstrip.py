@@ -3,13 +3,20 @@
 from collections.abc import Mapping
 
 import numpy as np
-from matplotlib.axes import Axes
 from torch import Tensor
 
-from vision.inspection.capture.captured import Captured
-from vision.inspection.explain import Look, Pixels
-from vision.inspection.figures.captions import Caption, method_lines
-from vision.inspection.figures.drawing import Array, Drawing, Style, colour_limit, new_figure
+from vision.data.images.decode import Pixels
+from vision.inspection.capture.recording import Captured
+from vision.inspection.explain import Explanation
+from vision.inspection.figures.captions import Caption, method_line, method_lines
+from vision.inspection.figures.drawing import (
+    SCREEN,
+    Array,
+    Drawing,
+    Style,
+    colour_limit,
+    new_figure,
+)
 from vision.inspection.figures.parts import (
     bare,
     colour_bar,
@@ -18,49 +25,37 @@ from vision.inspection.figures.parts import (
     shortened,
     show_image,
     show_map,
+    tiles,
 )
 from vision.inspection.methods.rollout import rollout_steps
 from vision.inspection.methods.token_maps import feature_components, norm_map
 
 COLUMNS = 6
+TILE = 1.7
+"""Inches."""
 
 
 def film_strip(
-    captured: Captured,
-    pixels: Pixels,
-    seed: Tensor,
-    *,
-    query: str,
-    residual: float = 0.5,
-    style: Style | None = None,
-    percentile: float = 99.5,
+    captured: Captured, pixels: Pixels, seed: Tensor, *, query: str, style: Style = SCREEN
 ) -> Drawing:
     """Rollout of a query (b 1 n) down to each layer, from the last to the first."""
-    style = style or Style()
     steps = [
         (layer, layer.layout.to_grid(rows[0, 0]).float().cpu().numpy() * layer.layout.tokens)
-        for layer, rows in rollout_steps(captured, seed, residual=residual)
+        for layer, rows in rollout_steps(captured, seed)
     ]
-    limit, beyond = colour_limit([values for _, values in steps], percentile)
-    columns = min(COLUMNS, len(steps) + 1)
-    rows = -(-(len(steps) + 1) // columns)
-    ratio = pixels.shape[0] / pixels.shape[1]
-    tile = 1.7
-    with new_figure(style, tile * columns + 0.1, (tile * ratio + 0.4) * rows + 0.85) as figure:
-        grid = figure.subplots(rows, columns, squeeze=False)
-        for axes in grid.flat[len(steps) + 1 :]:
-            axes.set_visible(False)
-        show_image(grid.flat[0], pixels)
-        grid.flat[0].set_title("input", loc="left")
-        for axes, (layer, values) in zip(grid.flat[1:], steps, strict=False):
+    limit, beyond = colour_limit([values for _, values in steps], style.percentile)
+    with new_figure(style, *_size(len(steps) + 1, pixels, 0.4, 0.85)) as figure:
+        first, *panels = tiles(figure, len(steps) + 1, COLUMNS)
+        show_image(first, pixels)
+        first.set_title("input", loc="left")
+        for axes, (layer, values) in zip(panels, steps, strict=True):
             show_map(axes, pixels, values, limit)
             axes.set_title(f"into layer {layer.number}", loc="left")
             y, x = layer.layout.grid
             note(axes, f"{y} × {x} cells · max {values.max():.3g} ×", style)
-        used = list(grid.flat[: len(steps) + 1])
-        colour_bar(figure, used, limit, beyond, share=0.5)
+        colour_bar(figure, limit, beyond, ax=[first, *panels])
     caption = Caption(
-        shows="Attention rollout layer by layer: how much of each cell that enters a layer is in "
+        shows="Attention rollout layer by layer: the share of each cell that enters a layer in "
         "the query, from the last layer (first panel) down to the first.",
         facts=(
             ("Query", query),
@@ -68,108 +63,92 @@ def film_strip(
             (
                 "Scale",
                 f"multiples of a uniform map, linear from 0; colours end at {limit:.3g} "
-                f"({percentile:g}th percentile of all panels); cells are shown as they are",
+                f"({style.percentile:g}th percentile of all panels); cells are not interpolated",
             ),
         ),
-        methods=(
-            f"Rollout: r ← r · rownorm(a A + (1 - a) I), a = {1 - residual:g}, mean over heads. "
-            "Abnar & Zuidema, ACL 2020.",
-        ),
+        methods=(method_line("rollout"),),
     )
     numbers = {f"into_layer{layer.number}": values for layer, values in steps}
     return Drawing(figure, style, caption, {"image": pixels, **numbers})
 
 
 def comparison(
-    look: Look,
+    explanation: Explanation,
     captured: Captured,
     *,
     scores: Mapping[str, Mapping[str, float]] | None = None,
-    style: Style | None = None,
-    percentile: float = 99.5,
-    interpolation: str = "bilinear",
+    style: Style = SCREEN,
 ) -> Drawing:
-    """Every method for one image and one class, each with a scale of its own, and the features.
+    """Every method for one image and one class, each with its own scale, and the features.
 
-    scores: by method as it was asked for, shown below its map.
+    scores: by method, shown below its map.
     """
-    style = style or Style()
-    panels = [panel for panel in look.panels if panel.request.method not in ("norm", "pca")]
-    extra = _features(captured)
-    number = 1 + len(panels) + len(extra)
-    columns = min(COLUMNS, number)
-    rows = -(-number // columns)
-    ratio = look.pixels.shape[0] / look.pixels.shape[1]
-    tile = 1.7
-    with new_figure(
-        style, tile * columns + 0.1, (tile * ratio + (0.85 if scores else 0.58)) * rows + 0.1
-    ) as figure:
-        grid = figure.subplots(rows, columns, squeeze=False)
-        for axes in grid.flat[number:]:
-            axes.set_visible(False)
-        show_image(grid.flat[0], look.pixels)
-        grid.flat[0].set_title("Input", loc="left")
-        if look.answers:
-            best = look.answers[0]
-            note(grid.flat[0], f"{shortened(best.name, 26)} {best.probability:.0%}", style)
-        for axes, panel in zip(grid.flat[1:], panels, strict=False):
-            limit, _ = colour_limit([panel.values], percentile)
-            show_map(axes, look.pixels, panel.pixels, limit)
-            axes.set_title(fitted(panel.request.title, tile, style.size), loc="left")
-            words = [f"max {panel.values.max():.3g} × uniform"]
-            for metric, value in (scores or {}).get(str(panel.request), {}).items():
+    pixels = explanation.pixels
+    heatmaps = [h for h in explanation.heatmaps if h.choice.name not in ("norm", "pca")]
+    features = _features(captured)
+    number = 1 + len(heatmaps) + len(features)
+    with new_figure(style, *_size(number, pixels, 0.85 if scores else 0.58, 0.1)) as figure:
+        first, *panels = tiles(figure, number, COLUMNS)
+        show_image(first, pixels)
+        first.set_title("Input", loc="left")
+        for best in explanation.top[:1]:
+            note(first, f"{shortened(best.name, 26)} {best.probability:.0%}", style)
+        for axes, heatmap in zip(panels, heatmaps, strict=False):
+            limit, _ = colour_limit([heatmap.values], style.percentile)
+            show_map(axes, pixels, heatmap.pixels, limit)
+            axes.set_title(fitted(heatmap.choice.title, TILE, style.size), loc="left")
+            words = [f"max {heatmap.values.max():.3g} × uniform"]
+            for metric, value in (scores or {}).get(str(heatmap.choice), {}).items():
                 words.append(f"{metric.replace('_', ' ')} {value:.0f}")
             note(axes, "\n".join(words[:3]), style)
-        for axes, (title, image, about) in zip(grid.flat[1 + len(panels) :], extra, strict=False):
-            _image(axes, image, look.pixels)
+        for axes, (title, image, about) in zip(panels[len(heatmaps) :], features, strict=True):
+            extent = (0, pixels.shape[1], pixels.shape[0], 0)
+            axes.imshow(image, cmap="viridis", interpolation="nearest", extent=extent)
+            axes.set_anchor("N")
+            bare(axes)
             axes.set_title(title, loc="left")
             note(axes, about, style)
-    answer = next((p.answer for p in panels if p.answer is not None), None)
-    of_class = f" Maps of a class are of {answer.name}." if answer is not None else ""
+    explained = next((h.explained for h in heatmaps if h.explained is not None), None)
+    of_class = f" Maps of a class explain {explained.name}." if explained is not None else ""
     caption = Caption(
         shows=f"Every method for one image.{of_class}",
         facts=(
-            ("Model", look.model),
+            ("Model", explanation.model),
             (
                 "Scale",
-                "multiples of a uniform map; each map has a scale of its own, from 0 to the "
-                f"{percentile:g}th percentile of its values, at least 2",
+                "multiples of a uniform map; each map has its own scale, from 0 to the "
+                f"{style.percentile:g}th percentile of its values, at least 2",
             ),
-            ("Between cells", interpolation),
-            *((title, f"{words}.") for title, _, words in extra),
+            ("Between cells", style.interpolation),
+            *((title, f"{words}.") for title, _, words in features),
         ),
-        methods=method_lines(panels),
+        methods=method_lines(heatmaps),
     )
-    numbers = {str(p.request).replace(":", "_"): p.values for p in panels} | {
-        title.lower().replace(" ", "_"): image for title, image, _ in extra
+    numbers = {str(h.choice).replace(":", "_"): h.values for h in heatmaps} | {
+        title.lower().replace(" ", "_"): image for title, image, _ in features
     }
-    return Drawing(figure, style, caption, {"image": look.pixels, **numbers})
+    return Drawing(figure, style, caption, {"image": pixels, **numbers})
+
+
+def _size(number: int, pixels: Pixels, between: float, below: float) -> tuple[float, float]:
+    """Width and height in inches of a number of tiles, with room for text."""
+    columns = min(COLUMNS, number)
+    ratio = pixels.shape[0] / pixels.shape[1]
+    return TILE * columns + 0.1, (TILE * ratio + between) * -(-number // columns) + below
 
 
 def _features(captured: Captured) -> list[tuple[str, Array, str]]:
-    """Title, image and words: norms of the last tokens, and their three main components."""
+    """Title, image and text: norms of the last tokens, and their three main components."""
     if captured.tokens is None:
         return []
     norms = norm_map(captured)
     values = norms.norms[0].cpu().numpy()
     outliers = int(norms.outliers[0].sum())
-    found = [
-        (
-            "Token norms",
-            values,
-            f"{values.min():.3g} … {values.max():.3g}, {outliers} outliers",
-        )
-    ]
+    words = f"{values.min():.3g} … {values.max():.3g}, {outliers} outliers"
+    found = [("Token norms", values, words)]
     if captured.layout.cells >= 3 and captured.tokens.shape[-1] >= 3:
         parts = feature_components(captured, 3)[0].cpu().numpy()
         low, high = parts.min(axis=(0, 1)), parts.max(axis=(0, 1))
         colours = (parts - low) / np.maximum(high - low, 1e-12)
         found.append(("Feature PCA", colours, "three components as RGB"))
     return found
-
-
-def _image(axes: Axes, values: Array, pixels: Pixels) -> None:
-    height, width = pixels.shape[:2]
-    axes.imshow(values, cmap="viridis", interpolation="nearest", extent=(0, width, height, 0))
-    axes.set_anchor("N")
-    bare(axes)

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from torch import Tensor
 
-from vision.inspection.capture.captured import Captured, LayerAttention
+from vision.data.images.decode import Pixels
 from vision.inspection.capture.layout import Cell
-from vision.inspection.explain import Pixels
-from vision.inspection.figures.captions import Caption
+from vision.inspection.capture.recording import Captured, LayerAttention
+from vision.inspection.figures.captions import Caption, method_line
 from vision.inspection.figures.drawing import (
+    MARK,
+    SCREEN,
     Array,
     Drawing,
     Style,
@@ -25,7 +26,9 @@ from vision.inspection.figures.parts import (
     COLOURS,
     bare,
     colour_bar,
+    mosaic,
     outline,
+    set_title,
     show_image,
     show_map,
 )
@@ -36,20 +39,16 @@ GAMMA = 0.5
 TILE_PIXELS = 120
 PER_ROW = 12
 """Heads in a row; a layer with more has several rows."""
+MOST_LAYERS = 6
+"""Layers in the sheet of queries."""
 
 
 def heads_sheet(
-    captured: Captured,
-    pixels: Pixels,
-    *,
-    query: Query = "pool",
-    style: Style | None = None,
-    percentile: float = 99.5,
+    captured: Captured, pixels: Pixels, *, query: Query = "pool", style: Style = SCREEN
 ) -> Drawing:
     """Heads × layers of one image, as multiples of uniform attention, with one scale for all."""
-    style = style or Style()
     maps = [_per_head(layer, captured, query) for layer in captured.layers]
-    limit, beyond = colour_limit(maps, percentile)
+    limit, beyond = colour_limit(maps, style.percentile)
     columns = min(PER_ROW, max(len(m) for m in maps))
     heights = [-(-len(m) // columns) for m in maps]
     ratio = pixels.shape[0] / pixels.shape[1]
@@ -62,12 +61,9 @@ def heads_sheet(
             axes = figure.add_subplot(grid[i])
             drawn.append(axes)
             _tiles(axes, values, columns, limit, ratio, layer, style)
-        colour_bar(figure, drawn, limit, beyond, gamma=GAMMA, share=0.5)
-        if not style.paper:
-            figure.suptitle(
-                f"Every head of {captured.model}: where {_named(captured, query)} looks",
-                x=0.01, ha="left", fontsize=style.size * 1.15, weight="bold",
-            )  # fmt: skip
+        colour_bar(figure, limit, beyond, gamma=GAMMA, ax=drawn)
+        title = f"Every head of {captured.model}: where {_named(captured, query)} looks"
+        set_title(figure, title, style)
     caption = Caption(
         shows=f"The attention of {_named(captured, query)} in every layer (from top "
         "to bottom) and head (from left to right).",
@@ -77,10 +73,10 @@ def heads_sheet(
             (
                 "Scale",
                 "multiples of uniform attention; colours follow the square root of the value "
-                f"and end at {limit:.3g} ({percentile:g}th percentile of all heads)",
+                f"and end at {limit:.3g} ({style.percentile:g}th percentile of all heads)",
             ),
         ),
-        methods=("Attention: softmax(q kᵀ / √d), one row per head. Vaswani et al., NeurIPS 2017.",),
+        methods=(method_line("attention", layer="all", head="all"),),
     )
     numbers = {f"layer{layer.number}": m for layer, m in zip(captured.layers, maps, strict=True)}
     return Drawing(figure, style, caption, {"image": pixels, **numbers})
@@ -89,19 +85,11 @@ def heads_sheet(
 def _per_head(layer: LayerAttention, captured: Captured, query: Query) -> Array:
     """The first image's attention of every head, in multiples of uniform: (h y x)."""
     seed = seed_of(captured, query, layer=layer.number)[:1]
-    dim = 1 if layer.layout.index is None else 2
-    rows = []
-    for head in range(layer.weights.shape[dim]):
-        matrix = without_padding(layer.weights[:1].select(dim, head), layer.layout)
-        rows.append(carried(seed, matrix, layer.layout)[0, 0])
+    heads = layer.weights[:1].unbind(layer.head_axis)
+    rows = [carried(seed, without_padding(h, layer.layout), layer.layout)[0, 0] for h in heads]
     values = layer.layout.to_grid(torch.stack(rows))
-    return _numbers(values / _uniform(layer, query))
-
-
-def _uniform(layer: LayerAttention, query: Query) -> float:
-    if query == "pool":
-        return 1 / layer.layout.tokens
-    return 1 / layer.layout.keys(query)
+    keys = layer.layout.tokens if query == "pool" else layer.layout.keys(query)
+    return (values * keys).float().cpu().numpy()
 
 
 def _tiles(
@@ -114,16 +102,11 @@ def _tiles(
     style: Style,
 ) -> None:
     """The heads of a layer as one image of equal tiles with white gaps."""
-    height, width, gap = round(TILE_PIXELS * ratio), TILE_PIXELS, 4
-    rows = -(-len(values) // columns)
-    canvas = np.ones((rows * (height + gap) - gap, columns * (width + gap) - gap, 4))
+    height, width = round(TILE_PIXELS * ratio), TILE_PIXELS
     up = np.arange(height) * values.shape[1] // height
     left = np.arange(width) * values.shape[2] // width
-    for h, head in enumerate(values):
-        top, start = h // columns * (height + gap), h % columns * (width + gap)
-        colours = COLOURS(np.clip(head / limit, 0, 1) ** GAMMA)
-        canvas[top : top + height, start : start + width] = colours[up][:, left]
-    axes.imshow(canvas, interpolation="nearest")
+    colours = COLOURS(np.clip(values / limit, 0, 1) ** GAMMA)[:, up][:, :, left]
+    axes.imshow(mosaic(colours, columns, 4), interpolation="nearest")
     bare(axes)
     axes.set_ylabel(
         f"{layer.number}", rotation=0, ha="right", va="center", fontsize=style.size * 0.9
@@ -135,18 +118,16 @@ def queries_sheet(
     pixels: Pixels,
     places: Sequence[tuple[int, int]],
     *,
-    style: Style | None = None,
-    percentile: float = 99.5,
-    most_layers: int = 6,
+    style: Style = SCREEN,
 ) -> Drawing:
-    """Where the patches at some pixels look in some layers, mean over heads.
+    """Where the patches at some pixels look in at most six layers, mean over heads.
 
     places: (row, column) in pixels, so that they mean the same in layers of different grids.
     """
-    style = style or Style()
-    layers = _spread(captured.layers, most_layers)
+    spread = np.linspace(0, captured.depth - 1, min(captured.depth, MOST_LAYERS)).round()
+    layers = [captured.layers[int(i)] for i in spread]
     maps = [[attention_row(layer, layer.layout.cell_at(p)) for layer in layers] for p in places]
-    limit, beyond = colour_limit([m for row in maps for m in row], percentile)
+    limit, beyond = colour_limit([m for row in maps for m in row], style.percentile)
     ratio = pixels.shape[0] / pixels.shape[1]
     tile = 1.45
     width, height = tile * (len(layers) + 1) + 0.2, (tile * ratio + 0.06) * len(places) + 0.9
@@ -156,7 +137,7 @@ def queries_sheet(
             show_image(grid[r, 0], pixels)
             box = layers[-1].layout.box(layers[-1].layout.cell_at(place))
             outline(grid[r, 0], box, "#ffffff", 2.4)
-            outline(grid[r, 0], box, "#d1495b", 1.3)
+            outline(grid[r, 0], box, MARK, 1.3)
             for c, layer in enumerate(layers):
                 axes = grid[r, c + 1]
                 show_map(axes, pixels, maps[r][c], limit, gamma=GAMMA)
@@ -165,7 +146,7 @@ def queries_sheet(
                     axes.set_title(f"layer {layer.number}")
         if not style.paper:
             grid[0, 0].set_title("query")
-        colour_bar(figure, list(grid.flat), limit, beyond, gamma=GAMMA, share=0.5)
+        colour_bar(figure, limit, beyond, gamma=GAMMA, ax=list(grid.flat))
     caption = Caption(
         shows="Where patches look: a row for each query (framed), a column for each layer, mean "
         "over heads.",
@@ -178,7 +159,7 @@ def queries_sheet(
                 f"square root of the value and end at {limit:.3g}",
             ),
         ),
-        methods=("Attention: softmax(q kᵀ / √d), mean over heads. Vaswani et al., NeurIPS 2017.",),
+        methods=(method_line("attention", layer="see above"),),
     )
     numbers = {
         f"query{r}_layer{layer.number}": maps[r][c]
@@ -198,16 +179,8 @@ def nine_places(image_size: tuple[int, int]) -> list[tuple[int, int]]:
 
 def attention_row(layer: LayerAttention, cell: Cell) -> Array:
     """A cell's attention, mean over heads, in multiples of uniform: (y x)."""
-    values = layer.layout.to_grid(layer.row(cell)[0].mean(0))
-    return _numbers(values * layer.layout.keys(cell))
-
-
-def _spread(layers: Sequence[LayerAttention], most: int) -> list[LayerAttention]:
-    """Some of the layers, the first and the last among them."""
-    if len(layers) <= most:
-        return list(layers)
-    chosen = np.linspace(0, len(layers) - 1, most).round().astype(int)
-    return [layers[i] for i in chosen]
+    values = layer.layout.to_grid(layer.row(cell)[0].mean(0)) * layer.layout.keys(cell)
+    return values.float().cpu().numpy()
 
 
 def _named(captured: Captured, query: Query) -> str:
@@ -221,7 +194,3 @@ def _named(captured: Captured, query: Query) -> str:
         }
         return named.get(pool, pool)
     return f"the {query} token" if isinstance(query, str) else f"the cell {query}"
-
-
-def _numbers(values: Tensor) -> Array:
-    return values.float().cpu().numpy()

@@ -5,25 +5,27 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from vision.config import ConfigError
-from vision.inspection.capture.captured import Captured, LayerAttention
-from vision.inspection.capture.layout import Cell, Layout
-from vision.inspection.explain import Pixels
-from vision.inspection.figures.captions import Caption
-from vision.inspection.figures.drawing import Array, Drawing, Style, colour_limit, new_figure
+from vision.data.images.decode import Pixels
+from vision.inspection.capture.layout import Cell
+from vision.inspection.capture.recording import Captured, LayerAttention
+from vision.inspection.figures.captions import Caption, method_line
+from vision.inspection.figures.drawing import (
+    SCREEN,
+    Array,
+    Drawing,
+    Style,
+    colour_limit,
+    new_figure,
+)
 from vision.inspection.figures.heads import GAMMA, attention_row
-from vision.inspection.figures.parts import colour_bar, note, outline, show_map
+from vision.inspection.figures.parts import colour_bar, note, outline, set_title, show_map, tiles
 
 COLUMNS = 6
 LINES, QUERY, MASKED = "#ffffff", "#4cc9f0", "#ffffff"
 
 
 def microscope(
-    captured: Captured,
-    pixels: Pixels,
-    place: tuple[int, int],
-    *,
-    style: Style | None = None,
-    percentile: float = 100.0,
+    captured: Captured, pixels: Pixels, place: tuple[int, int], *, style: Style = SCREEN
 ) -> Drawing:
     """The stitched attention of the patch at a pixel (row, column) in every block.
 
@@ -32,11 +34,10 @@ def microscope(
     """
     if not captured.windowed:
         raise ConfigError(
-            f"figures: {captured.model} has no windows, so there is no microscope; use queries."
+            f"figures: microscope needs windows, and {captured.model} has none; use queries."
         )
-    style = style or Style()
     maps = [attention_row(layer, layer.layout.cell_at(place)) for layer in captured.layers]
-    limit, beyond = colour_limit(maps, percentile)
+    limit, beyond = colour_limit(maps, 100)
     columns = min(COLUMNS, len(maps))
     rows = -(-len(maps) // columns)
     ratio = pixels.shape[0] / pixels.shape[1]
@@ -47,34 +48,28 @@ def microscope(
     size = style.size * (1.0 if style.width is None else width / style.width)
     height = (tile * ratio + 0.052 * size) * rows + (0.062 if style.paper else 0.085) * size
     with new_figure(style, width, height, apart=0.05) as figure:
-        grid = figure.subplots(rows, columns, squeeze=False)
-        for axes in grid.flat[len(maps) :]:
-            axes.set_visible(False)
-        for axes, layer, values in zip(grid.flat, captured.layers, maps, strict=False):
+        panels = tiles(figure, len(maps), COLUMNS)
+        for axes, layer, values in zip(panels, captured.layers, maps, strict=True):
             _block(axes, layer, values, limit, pixels, place, style)
-        used = list(grid.flat[: len(maps)])
         label = "× uniform in the window"
-        colour_bar(figure, used, limit, beyond, label=label, gamma=GAMMA, share=0.5, aspect=40)
-        if not style.paper:
-            figure.suptitle(
-                f"One patch through the windows of {captured.model}",
-                x=0.006, ha="left", fontsize=style.size * 1.15, weight="bold",
-            )  # fmt: skip
+        colour_bar(figure, limit, beyond, label=label, gamma=GAMMA, ax=panels, aspect=40)
+        set_title(figure, f"One patch through the windows of {captured.model}", style)
     caption = Caption(
         shows="The attention of one patch in every block, mean over heads, put back into the "
-        "image: windows are outlined in white where they lie, their shift undone; what shares a "
-        "window with the query but is masked from it is hatched; the query is framed in blue.",
+        "image: windows are outlined in white, with their shift undone; cells that share a window "
+        "with the query but are masked from it are hatched; the query is framed in blue.",
         facts=(
             ("Query", f"the patch at pixel {place} (row, column)"),
-            ("Layers", ", ".join(_described(layer) for layer in captured.layers)),
+            ("Layers", ", ".join(_described_layer(layer) for layer in captured.layers)),
             (
                 "Scale",
                 "multiples of uniform attention over the keys of the query; colours follow the "
-                f"square root of the value and end at {limit:.3g}; cells are shown as they are",
+                f"square root of the value and end at {limit:.3g}; cells are not interpolated",
             ),
         ),
         methods=(
-            "Window attention: softmax(q kᵀ / √d + bias), mean over heads. Liu et al., ICCV 2021.",
+            method_line("attention", layer="all"),
+            "Windows, their shift, and the bias added to q kᵀ / √d: Liu et al., ICCV 2021.",
         ),
     )
     numbers = {f"layer{layer.number}": m for layer, m in zip(captured.layers, maps, strict=True)}
@@ -92,7 +87,8 @@ def _block(
 ) -> None:
     layout = layer.layout
     cell = layout.cell_at(place)
-    shown = _cut(np.kron(values, np.ones(layout.stride)), layout)
+    height, width = layout.image_size
+    shown = np.kron(values, np.ones(layout.stride))[:height, :width]
     show_map(axes, pixels, shown, limit, gamma=GAMMA)
     masked = layout.masked(cell).cpu().numpy()
     for y, x in np.argwhere(masked):
@@ -104,35 +100,26 @@ def _block(
             )
         )  # fmt: skip
     for top, left, bottom, right in layout.outlines():
-        box = (top * layout.stride[0], left * layout.stride[1])
-        corner = (bottom * layout.stride[0], right * layout.stride[1])
-        height, width = layout.image_size
-        outline(axes, (*box, min(corner[0], height), min(corner[1], width)), LINES, 0.6)
+        y, x = layout.stride
+        box = (top * y, left * x, min(bottom * y, height), min(right * x, width))
+        outline(axes, box, LINES, 0.6)
     outline(axes, layout.box(cell), QUERY, 1.6)
     axes.set_title(f"block {layer.number}", loc="left")
-    note(axes, _facts(layer, cell), style)
+    note(axes, _described_block(layer, cell), style)
 
 
-def _cut(values: Array, layout: Layout) -> Array:
-    """Without what lies beyond the image."""
-    height, width = layout.image_size
-    return values[:height, :width]
-
-
-def _facts(layer: LayerAttention, cell: Cell) -> str:
+def _described_block(layer: LayerAttention, cell: Cell) -> str:
     layout = layer.layout
-    grid = f"{layout.grid[0]} × {layout.grid[1]} cells"
-    shifted = layout.shift is not None and any(layout.shift)
-    words = f"{grid}, shifted by {layout.shift[0]}" if shifted and layout.shift else grid
+    words = f"{layout.grid[0]} × {layout.grid[1]} cells"
+    if layout.shift is not None and any(layout.shift):
+        words += f", shifted by {layout.shift[0]}"
     on_cells = float(layer.row(cell)[0].sum(-1).mean())
     if on_cells < 0.9995:
         words += f", {1 - on_cells:.0%} on padding"
     return words
 
 
-def _described(layer: LayerAttention) -> str:
-    shift = layer.layout.shift
-    moved = f", shift {shift[0]} × {shift[1]}" if shift is not None and any(shift) else ""
-    window = layer.layout.window
-    assert window is not None
+def _described_layer(layer: LayerAttention) -> str:
+    window, shift = layer.layout.window or (0, 0), layer.layout.shift or (0, 0)
+    moved = f", shift {shift[0]} × {shift[1]}" if any(shift) else ""
     return f"{layer.name} (window {window[0]} × {window[1]}{moved})"

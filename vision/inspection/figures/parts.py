@@ -1,7 +1,8 @@
-"""What figures are put together from: images, maps over them, bars of colours."""
+"""The parts of figures: images, maps over them, colour scales, titles."""
 
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -12,8 +13,9 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
+from vision.data.images.decode import Pixels
 from vision.inspection.capture.layout import Box
-from vision.inspection.explain import Answer, Pixels
+from vision.inspection.explain import ClassProbability
 from vision.inspection.figures.drawing import FAINT, Array, Style
 
 COLOURS = matplotlib.colormaps["inferno"]
@@ -22,7 +24,7 @@ STRENGTH = 0.85
 
 
 def bare(axes: Axes) -> None:
-    """No ticks, a thin frame."""
+    """Remove ticks and frame."""
     axes.set_xticks([])
     axes.set_yticks([])
     for spine in axes.spines.values():
@@ -42,7 +44,7 @@ def show_image(axes: Axes, pixels: Pixels, *, faded: float = 0.0) -> None:
 
 
 def tinted(values: Array, limit: float, gamma: float = 1.0) -> Array:
-    """Colours and opacity of a map: the more of it, the less is seen of the image below."""
+    """Colours and opacity of a map: the larger its values, the less of the image is visible."""
     share = np.clip(values / limit, 0, 1) ** gamma
     colours = COLOURS(share)
     colours[..., 3] = STRENGTH * share**0.6
@@ -58,6 +60,33 @@ def show_map(
     axes.imshow(tinted(values, limit, gamma), interpolation="nearest", extent=(0, width, height, 0))
 
 
+def mosaic(images: Array, columns: int, gap: int) -> Array:
+    """Images (n height width channels) in rows; gaps are 1 in colours and NaN in single values."""
+    number, height, width, channels = images.shape
+    shape = (-(-number // columns) * (height + gap) - gap, columns * (width + gap) - gap, channels)
+    canvas = np.full(shape, np.nan if channels == 1 else 1.0)
+    for i, image in enumerate(images):
+        top, left = i // columns * (height + gap), i % columns * (width + gap)
+        canvas[top : top + height, left : left + width] = image
+    return canvas
+
+
+def tiles(figure: Figure, number: int, columns: int) -> list[Axes]:
+    """Axes for a number of panels, in rows of at most `columns`."""
+    columns = min(columns, number)
+    grid = figure.subplots(-(-number // columns), columns, squeeze=False)
+    for axes in grid.flat[number:]:
+        axes.set_visible(False)
+    return list(grid.flat[:number])
+
+
+def set_title(figure: Figure, title: str, style: Style) -> None:
+    """The title of a figure, which has none in a paper."""
+    if title and not style.paper:
+        size = style.size * 1.15
+        figure.suptitle(title, x=0.01, ha="left", fontsize=size, weight="bold")
+
+
 def outline(axes: Axes, box: Box, colour: str, width: float = 1.0) -> None:
     """A frame around pixels (top, left, bottom, right)."""
     top, left, bottom, right = box
@@ -69,7 +98,7 @@ def outline(axes: Axes, box: Box, colour: str, width: float = 1.0) -> None:
 
 
 def fitted(text: str, inches: float, size: float, lines: int = 2) -> str:
-    """A text of some points broken so that it is no wider than so many inches."""
+    """A text of this font size, wrapped to a width in inches and shortened to some lines."""
     columns = max(6, int(inches * 72 / (0.58 * size)))
     wrapped = textwrap.wrap(text, columns, break_long_words=False)
     if len(wrapped) > lines:
@@ -77,71 +106,51 @@ def fitted(text: str, inches: float, size: float, lines: int = 2) -> str:
     return "\n".join(shortened(line, columns + 2) for line in wrapped)
 
 
-def scale_in(axes: Axes, limit: float, beyond: bool) -> None:
-    """A scale for maps that share one, drawn into axes of its own."""
-    figure = axes.figure
-    assert figure is not None
-    bar = figure.colorbar(
-        ScalarMappable(Normalize(0, limit), COLOURS),
-        cax=axes,
-        orientation="horizontal",
-        extend="max" if beyond else "neither",
-    )
-    bar.outline.set_linewidth(0.4)
-    bar.ax.locator_params(nbins=4)
-    bar.set_label("× uniform")
-
-
 def colour_bar(
     figure: Figure | SubFigure,
-    axes: Sequence[Axes],
     limit: float,
     beyond: bool,
     *,
     label: str = "× uniform",
     gamma: float = 1.0,
-    location: str = "bottom",
-    share: float = 0.9,
-    aspect: float = 25,
+    **place: Any,
 ) -> None:
-    """A scale for maps that share one."""
+    """A horizontal colour scale, in axes of its own (cax) or below those that share it (ax)."""
     norm = Normalize(0, limit) if gamma == 1 else PowerNorm(gamma, 0, limit)
-    bar = figure.colorbar(
-        ScalarMappable(norm, COLOURS),
-        ax=list(axes),
-        location=location,
-        extend="max" if beyond else "neither",
-        shrink=share,
-        aspect=aspect,
-        pad=0.02,
-    )
+    extend = "max" if beyond else "neither"
+    if "ax" in place:
+        place = {"location": "bottom", "shrink": 0.5, "aspect": 25, "pad": 0.02} | place
+    else:
+        place["orientation"] = "horizontal"
+    bar = figure.colorbar(ScalarMappable(norm, COLOURS), extend=extend, **place)
     bar.outline.set_linewidth(0.4)
     bar.locator = MaxNLocator(4)
     bar.update_ticks()
     bar.set_label(label)
 
 
-def answer_bars(axes: Axes, answers: Sequence[Answer], style: Style, inches: float) -> None:
+def class_bars(
+    axes: Axes, classes: Sequence[ClassProbability], style: Style, inches: float
+) -> None:
     """The most probable classes as bars with their names in them."""
-    places = range(len(answers))
-    shares = [answer.probability for answer in answers]
-    axes.barh(places, np.ones(len(answers)), color="#eef1f4", height=0.78)
-    axes.barh(places, shares, color="#9ec5e5", height=0.78)
+    places = range(len(classes))
+    axes.barh(places, np.ones(len(classes)), color="#eef1f4", height=0.78)
+    axes.barh(places, [c.probability for c in classes], color="#9ec5e5", height=0.78)
     size = style.size * 0.8
     room = int(inches * 72 / (0.62 * size)) - 6
-    for place, answer in zip(places, answers, strict=True):
-        words = f"{shortened(answer.name, max(room, 4))} {answer.probability:.0%}"
+    for place, one in zip(places, classes, strict=True):
+        words = f"{shortened(one.name, max(room, 4))} {one.probability:.0%}"
         axes.text(0.03, place, words, va="center", fontsize=size)
     axes.set_xlim(0, 1)
-    axes.set_ylim(max(len(answers), 5) - 0.5, -0.6)
+    axes.set_ylim(max(len(classes), 5) - 0.5, -0.6)
     bare(axes)
 
 
 def note(axes: Axes, text: str, style: Style) -> None:
-    """Small grey words below a panel."""
+    """Small grey text below a panel."""
     axes.set_xlabel(text, fontsize=style.size * 0.75, color=FAINT, labelpad=2)
 
 
 def shortened(text: str, length: int) -> str:
-    """A long name loses its end."""
+    """A text cut to this length."""
     return text if len(text) <= length else f"{text[: length - 1]}…"

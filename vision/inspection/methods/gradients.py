@@ -1,4 +1,4 @@
-"""Methods that ask which attention matters for one class, by its gradient.
+"""Methods that weigh attention by the gradient of one class.
 
 Every gradient is that of the very tensor that the forward pass used, so layers cannot be mixed up.
 
@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vision.inspection.capture.captured import Captured, LayerAttention
+from vision.inspection.capture.recording import Captured, LayerAttention
 from vision.inspection.methods.rollout import (
     Residual,
     attention_share,
@@ -27,13 +27,12 @@ Clamp = Literal["after", "before"]
 
 def gradient_weighted(layer: LayerAttention, clamp: Clamp) -> Tensor:
     """Positive part of attention × gradient, mean over heads: (b n n) or (b w t s)."""
-    dim = 1 if layer.layout.index is None else 2
     product = layer.weights * layer.need_gradient()
     match clamp:
         case "after":
-            matrix = product.mean(dim).clamp_min(0)
+            matrix = product.mean(layer.head_axis).clamp_min(0)
         case "before":
-            matrix = product.clamp_min(0).mean(dim)
+            matrix = product.clamp_min(0).mean(layer.head_axis)
         case _:
             raise ValueError(f"clamp must be 'after' or 'before' the mean, found {clamp!r}.")
     return without_padding(matrix, layer.layout)
@@ -69,13 +68,12 @@ def chefer(
 ) -> Tensor:
     """Generic attribution, R ← R + Ā R (Chefer et al., ICCV 2021, section 3): (b q n).
 
-    The path along which a token only speaks for itself is taken away. For a class token that
-    changes no cell; for a pooled query it would add the query itself to the map.
+    The identity path is left out. For a class token that changes no cell; for a pooled query the
+    identity would add the query itself to the map.
     """
 
     def step(both: Tensor, layer: LayerAttention) -> Tensor:
-        # What has come about and the identity path apart: the difference of their sums and of the
-        # identity alone would lose most of its digits.
+        # The identity path is carried separately: subtracting it at the end would lose most digits.
         found, identity = both.chunk(2, dim=1)
         matrix = gradient_weighted(layer, "before")
         matrix = _normalized(matrix) if normalize else matrix
@@ -93,43 +91,36 @@ def attention_gradcam(layer: LayerAttention, seed: Tensor) -> Tensor:
     a_h: the query's attention in head h; g_h: the mean over cells of its gradient (Chefer et al.,
     CVPR 2021, baseline). A query of several tokens takes their rows in its proportions.
     """
-    gradient = layer.need_gradient()
     prefix = len(layer.layout.prefix)
-    dim = 1 if layer.layout.index is None else 2
-    heads = layer.weights.shape[dim]
+    heads = layer.weights.unbind(layer.head_axis)
     total = torch.zeros_like(seed)
-    for head in range(heads):
-        attended = _carried_head(seed, layer.weights, layer, dim, head)
-        slope = _carried_head(seed, gradient, layer, dim, head)[..., prefix:].mean(-1, keepdim=True)
-        total = total + slope * attended
-    total = (total / heads).clamp_min(0)
+    for head, gradient in zip(heads, layer.need_gradient().unbind(layer.head_axis), strict=True):
+        attended, slopes = (
+            carried(seed, without_padding(matrix, layer.layout), layer.layout)
+            for matrix in (head, gradient)
+        )
+        total = total + slopes[..., prefix:].mean(-1, keepdim=True) * attended
+    total = (total / len(heads)).clamp_min(0)
     total[..., :prefix] = 0
     return total
 
 
 def token_gradcam(layer: LayerAttention) -> Tensor:
-    """Grad-CAM (Selvaraju et al., ICCV 2017) on what a layer's attention was given: (b n).
+    """Grad-CAM (Selvaraju et al., ICCV 2017) on the input of a layer's attention: (b n).
 
-    Channels are weighted by the mean of their gradient over the cells. Not on the last tokens: with
-    a class token their gradients are zero everywhere else.
+    Channels are weighted by the mean of their gradient over the cells. Not on the last tokens: in
+    a model with a class token the gradients of all other last tokens are zero.
     """
     if layer.inputs is None or layer.inputs_gradient is None:
         raise ValueError(
-            f"Grad-CAM on the tokens of {layer.name} needs what its attention was given, with "
-            "gradients: capture(..., gradients=True)."
+            f"Token Grad-CAM of {layer.name} needs the input of its attention with gradients: "
+            "capture(..., gradients=True)."
         )
     prefix = len(layer.layout.prefix)
     weights = layer.inputs_gradient[:, prefix:].mean(dim=1)
     values = torch.einsum("bnc,bc->bn", layer.inputs, weights).clamp_min(0)
     values[:, :prefix] = 0
     return values
-
-
-def _carried_head(
-    rows: Tensor, weights: Tensor, layer: LayerAttention, dim: int, head: int
-) -> Tensor:
-    matrix = without_padding(weights.select(dim, head), layer.layout)
-    return carried(rows, matrix, layer.layout)
 
 
 def _normalized(matrix: Tensor) -> Tensor:

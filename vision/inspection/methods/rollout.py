@@ -10,13 +10,13 @@ Axes: b batch · q queries · n tokens · w windows · t, s slots (queries, keys
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from vision.inspection.capture.captured import Captured, Fusion, LayerAttention, fuse
 from vision.inspection.capture.layout import Layout, Place
+from vision.inspection.capture.recording import Captured, Fusion, LayerAttention, fuse
 from vision.models.layers import ceil_div
 
 Residual = float | Literal["measured"]
@@ -25,31 +25,9 @@ Query = Place | Literal["pool"]
 """A prefix token, a cell, or what the model pools before its head."""
 
 
-def rollout(
-    captured: Captured,
-    seed: Tensor,
-    *,
-    fusion: Fusion = "mean",
-    residual: Residual = 0.5,
-    discard: float = 0.0,
-    start_layer: int = 0,
-    end_layer: int = -1,
-) -> Tensor:
-    """Shares of the tokens that enter layer `start_layer`, seen from the tokens of `end_layer`.
-
-    seed: (b q n), shares of the tokens of `end_layer`. Returns (b q n'); each row sums to what its
-    seed sums to. discard: the share of the smallest weights of each row that is left out, never
-    those of prefix tokens nor the token's own.
-    """
-    *_, (_, rows) = rollout_steps(
-        captured,
-        seed,
-        fusion=fusion,
-        residual=residual,
-        discard=discard,
-        start_layer=start_layer,
-        end_layer=end_layer,
-    )
+def rollout(captured: Captured, seed: Tensor, **options: Any) -> Tensor:
+    """Shares of the tokens that enter the lowest layer of `rollout_steps`: (b q n)."""
+    *_, (_, rows) = rollout_steps(captured, seed, **options)
     return rows
 
 
@@ -63,7 +41,12 @@ def rollout_steps(
     start_layer: int = 0,
     end_layer: int = -1,
 ) -> Iterator[tuple[LayerAttention, Tensor]]:
-    """The same layer by layer, from the last to the first: the layer, and the shares before it."""
+    """Layer by layer from `end_layer` down to `start_layer`: the layer, and the shares before it.
+
+    seed: (b q n), shares of the tokens of `end_layer`; each row of the result has the sum of its
+    seed. discard: the share of the smallest weights of each row that is left out, never those of
+    prefix tokens nor the token's own.
+    """
     if not 0 <= discard < 1:
         raise ValueError(f"discard must be at least 0 and below 1, found {discard}.")
 
@@ -109,7 +92,7 @@ def unmerged(rows: Tensor, merged: Layout, parts: Layout) -> Tensor:
     if (rows_above, columns_above) != (ceil_div(y, 2), ceil_div(x, 2)) or parts.prefix:
         raise ValueError(
             f"A grid of {y} x {x} is followed by one of {rows_above} x {columns_above}, which "
-            "merging 2 x 2 cells does not explain: there is no rollout across these layers."
+            "merging 2 x 2 cells does not explain: rollout is impossible across these layers."
         )
     up, left = torch.arange(y, device=rows.device) // 2, torch.arange(x, device=rows.device) // 2
     parent = (up[:, None] * columns_above + left[None]).flatten()
@@ -134,14 +117,14 @@ def attention_share(layer: LayerAttention, residual: Residual) -> float | Tensor
 def fused(layer: LayerAttention, fusion: Fusion, discard: float = 0.0) -> Tensor:
     """One layer's attention with its heads as one: (b n n) or (b w t s), nothing on padding."""
     if layer.reduced not in (None, fusion):
-        raise ValueError(f"Captured with reduce={layer.reduced!r}: there is no {fusion!r} of it.")
-    matrix = fuse(layer.weights, fusion, dim=1 if layer.layout.index is None else 2)
+        raise ValueError(f"Captured with reduce={layer.reduced!r}: {fusion!r} is not available.")
+    matrix = fuse(layer.weights, fusion, dim=layer.head_axis)
     matrix = without_padding(matrix, layer.layout)
     return _discarded(matrix, layer.layout, discard) if discard else matrix
 
 
 def without_padding(matrix: Tensor, layout: Layout) -> Tensor:
-    """A layer's matrix with zero for keys that are no part of the image."""
+    """A layer's matrix with zero for padding keys."""
     if layout.index is None or not bool(layout.padding().any()):
         return matrix
     return matrix.masked_fill(layout.padding()[:, None, :], 0)
@@ -204,8 +187,8 @@ def _pooled(captured: Captured) -> list[tuple[str, float]]:
             return [("class", 0.5), ("cells", 0.5)]
         case _:
             raise ValueError(
-                f"How {captured.model} pools its tokens is not known, so 'pool' is no query: name "
-                "a prefix token or a cell."
+                f"How {captured.model} pools its tokens is unknown, so 'pool' is not a query: "
+                "name a prefix token or a cell."
             )
 
 

@@ -1,4 +1,4 @@
-"""Where objects are: masks of a folder, boxes of a table, and images that know it themselves."""
+"""The positions of objects: masks of a folder, boxes of a table, and the embedded data set."""
 
 import csv
 from collections.abc import Sequence
@@ -8,18 +8,20 @@ from pathlib import Path
 import numpy as np
 
 from vision.config import ConfigError
-from vision.data.images.decode import decode, open_image
+from vision.data.images.decode import Pixels, decode, open_image
 from vision.data.images.transforms import evaluation_pixels
 from vision.data.sources.shapes import Scene, two_objects
-from vision.inspection.explain import Pixels, Subject, shown_pixels
-from vision.inspection.trust.scores import Mask
+from vision.inspection.explain import Subject, shown_pixels
+from vision.inspection.trust.localization import Mask
 
 COLUMNS = ("path", "left", "top", "right", "bottom")
+Boxes = list[tuple[float, float, float, float]]
+"""Left, top, right and bottom in pixels."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """An image as the model sees it, and where its object is, if that is known."""
+    """An image as the model sees it, and the mask of its object if known."""
 
     name: str
     pixels: Pixels
@@ -36,15 +38,15 @@ class Pair:
 
 
 def shown_mask(subject: Subject, mask: Mask, name: str) -> Mask:
-    """What is left of a mask when the image is resized and cropped for the model."""
+    """A mask resized and cropped like the image for the model."""
     preprocess = replace(subject.preprocess, channels=1, interpolation="nearest")
     image = open_image(mask.astype(np.uint8)[..., None] * 255, 1, name)
     return evaluation_pixels(image, preprocess)[..., 0] > 127
 
 
 def mask_file(folder: Path, image: Path) -> Path:
-    """Where the mask of an image is, or a ConfigError: under its name, below folders like those
-    that the image is in if there are such.
+    """The mask of an image, or a ConfigError: a file of its name, below folders named like those
+    of the image if there are any.
     """
     folders = image.resolve().parent.parts[1:]
     below = [folder.joinpath(*folders[number:]) for number in range(len(folders) + 1)]
@@ -62,7 +64,7 @@ def read_mask(folder: Path, image: Path) -> Mask:
     mask = np.asarray(decode(found.read_bytes(), 1, str(found))[..., 0] > 0)
     shown = open_image(image.read_bytes(), 3, str(image))
     height, width = mask.shape
-    # Of another size it may be, but not of other proportions: what it marks would be elsewhere.
+    # The size may differ, but not the proportions: the mask would mark another place.
     off = abs(width * shown.height / shown.width - height)
     if off > max(1, height / shown.height):
         raise ConfigError(
@@ -72,9 +74,9 @@ def read_mask(folder: Path, image: Path) -> Mask:
     return mask
 
 
-def read_boxes(table: Path) -> dict[str, list[tuple[float, float, float, float]]]:
-    """The boxes (left, top, right, bottom) of every image by its path as the table has it."""
-    boxes: dict[str, list[tuple[float, float, float, float]]] = {}
+def read_boxes(table: Path) -> dict[str, Boxes]:
+    """The boxes of every image by its path in the table."""
+    boxes: dict[str, Boxes] = {}
     try:
         with table.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader(file)
@@ -97,7 +99,7 @@ def read_boxes(table: Path) -> dict[str, list[tuple[float, float, float, float]]
     return boxes
 
 
-def box_mask(size: tuple[int, int], boxes: Sequence[tuple[float, float, float, float]]) -> Mask:
+def box_mask(size: tuple[int, int], boxes: Boxes) -> Mask:
     """Boxes in pixels as a mask of an image of (height, width)."""
     mask = np.zeros(size, dtype=np.bool_)
     for left, top, right, bottom in boxes:
@@ -105,10 +107,8 @@ def box_mask(size: tuple[int, int], boxes: Sequence[tuple[float, float, float, f
     return mask
 
 
-def boxes_of(
-    boxes: dict[str, list[tuple[float, float, float, float]]], image: Path, table: Path
-) -> list[tuple[float, float, float, float]]:
-    """The boxes of an image: the table may name it by its whole path or the end of it."""
+def boxes_of(boxes: dict[str, Boxes], image: Path, table: Path) -> Boxes:
+    """The boxes of an image, which the table names by its whole path or the end of it."""
     for path, found in boxes.items():
         parts = Path(path).parts
         if image.parts[-len(parts) :] == parts:

@@ -1,10 +1,10 @@
-"""What hiding or showing the pixels that a map names does to the answer.
+"""How hiding or showing the pixels of a map changes the prediction.
 
 Pixels are ranked by the map at the size of the image; the order of equal values is random. The
-share x of them that is hidden goes from 0 to 1 in equal steps. With c the class that the model
-gives the whole image:
+share x of hidden pixels rises from 0 to 1 in equal steps. With c the class predicted for the whole
+image:
 - positive perturbation: the largest values are hidden first (made black, before normalisation); the
-  area below the share of images that are still given class c, over x from 0 to 0.9, trapezoids, ×
+  area below the share of images that are still predicted as c, over x from 0 to 0.9, trapezoids, ×
   100, so that the best is near 5 and the worst 90. Lower is better.
 - negative perturbation: the smallest values are hidden first. Higher is better. As Chefer et al.
   (CVPR 2021), who count hits of the true label instead of c.
@@ -40,7 +40,7 @@ class Curves:
     positive: Map
     """Probability of the class while the largest values are hidden first."""
     positive_kept: Map
-    """Whether the answer is still that class."""
+    """Whether that class is still predicted."""
     negative_kept: Map
     insertion: Map
 
@@ -80,20 +80,17 @@ def perturbation_area(kept: Map) -> float:
     shares = np.linspace(0, 1, len(kept))
     inside = shares < LAST - 1e-9
     end = np.interp(LAST, shares, kept)
-    return 100 * _trapezoids(np.append(kept[inside], end), np.append(shares[inside], LAST))
+    heights, places = np.append(kept[inside], end), np.append(shares[inside], LAST)
+    return 100 * float(torch.trapezoid(torch.from_numpy(heights), torch.from_numpy(places)))
 
 
 def curve_area(chances: Map) -> float:
     """Trapezoids below a curve over 0 … 1."""
-    return _trapezoids(chances, np.linspace(0, 1, len(chances)))
-
-
-def _trapezoids(heights: Map, places: Map) -> float:
-    return float(np.sum((heights[1:] + heights[:-1]) / 2 * np.diff(places)))
+    return float(torch.trapezoid(torch.from_numpy(chances), dx=1 / (len(chances) - 1)))
 
 
 def blur(image: Tensor) -> Tensor:
-    """An image in which small things cannot be told any more."""
+    """An image without small details."""
     sigma = min(image.shape[-2:]) / 10
     half = min(int(3 * sigma) + 1, min(image.shape[-2:]) - 1)
     blurred: Tensor = gaussian_blur(image, [2 * half + 1, 2 * half + 1], [sigma, sigma])

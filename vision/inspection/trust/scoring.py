@@ -1,19 +1,18 @@
-"""Whether maps can be believed: all metrics of all methods, beside a random map and the centre."""
+"""All metrics of all methods, beside a random map and the image's centre."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vision.inspection.explain import Pixels, Subject, as_batch, look_at
-from vision.inspection.methods.requests import Request
-from vision.inspection.trust.masks import Pair, Sample
-from vision.inspection.trust.perturbation import Curves, curve_area, perturb, perturbation_area
-from vision.inspection.trust.scores import (
+from vision.inspection.capture.capture import Passes
+from vision.inspection.explain import Explanation, Subject, as_batch, explain
+from vision.inspection.methods.spec import MethodChoice
+from vision.inspection.trust.localization import (
     Map,
     Mask,
     Overlap,
@@ -26,6 +25,8 @@ from vision.inspection.trust.scores import (
     random_map,
     separation,
 )
+from vision.inspection.trust.masks import Pair, Sample
+from vision.inspection.trust.perturbation import Curves, curve_area, perturb, perturbation_area
 from vision.models.layers import static_bias
 
 METRICS = {
@@ -41,16 +42,15 @@ METRICS = {
     "pair_pointing": "2-obj. pointing ↑",
     "separation": "2-obj. separation ↑",
 }
-"""All in percent; see `scores` and `perturbation` for what each is."""
+"""Titles, all in percent; defined in `localization` and `perturbation`."""
 BASELINES = ("random", "centre")
 CHUNK = 128
 """Images in a forward pass."""
-Advance = Callable[[int], None]
 
 
 @dataclass
 class _Tally:
-    """What is known of one method so far."""
+    """The measurements of one method so far."""
 
     numbers: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     overlaps: list[Overlap] = field(default_factory=list)
@@ -90,103 +90,72 @@ class _Tally:
 def score(
     subject: Subject,
     samples: Sequence[Sample],
-    requests: Sequence[Request],
+    choices: Sequence[MethodChoice],
     *,
     pairs: Sequence[Pair] = (),
     steps: int | None = 10,
     seed: int = 0,
     batch_size: int = 16,
-    advance: Advance | None = None,
+    advance: Callable[[int], None] = lambda images: None,
+    passes: Passes | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Every metric that can be had, by method as it was asked for; baselines come first.
+    """Every available metric by method, baselines first.
 
-    Maps are of the class that the model gives an image; of images with two objects, of both.
-    steps: how many it takes to hide an image; None: only compare maps with masks.
+    Maps are of the predicted class; of images with two objects, of both.
+    steps: from a whole image to a hidden one; None: only compare maps with masks. passes: of a
+    single batch of samples, to share their captures with others.
     """
     if not samples and not pairs:
         raise ValueError("There are no images to score maps on.")
     if steps is None and any(sample.mask is None for sample in samples):
-        raise ValueError("Without steps all that can be scored are images that have a mask.")
-    tallies = {name: _Tally() for name in (*BASELINES, *map(str, requests))}
+        raise ValueError("Without steps every image needs a mask to score its maps.")
+    tallies = {name: _Tally() for name in (*BASELINES, *map(str, choices))}
     predict = _predictor(subject)
     with static_bias(subject.model):
-        for start, sample, values, target in _maps(subject, samples, requests, batch_size, seed):
-            image = torch.from_numpy(sample.pixels.copy()).movedim(-1, 0)
-            for name, one in values.items():
-                curves = None
-                if steps is not None:
-                    target = _need_class(target)
-                    curves = perturb(predict, image, one, target, steps=steps, seed=[seed, start])
-                tallies[name].add(one, sample.mask, curves)
-            if advance is not None:
+        for start in range(0, len(samples), batch_size):
+            part = samples[start : start + batch_size]
+            pixels = [sample.pixels for sample in part]
+            explained = explain(subject, pixels, choices, classes=1, passes=passes)
+            for i, (sample, one) in enumerate(zip(part, explained, strict=True), start):
+                image = torch.from_numpy(sample.pixels.copy()).movedim(-1, 0)
+                for name, (values, *_) in _maps_by_name(one, [seed, i]).items():
+                    curves = None
+                    if steps is not None:
+                        target = _predicted(one)
+                        curves = perturb(
+                            predict, image, values, target, steps=steps, seed=[seed, i]
+                        )
+                    tallies[name].add(values, sample.mask, curves)
                 advance(1)
-    for name, one, asked, other in _pair_maps(subject, pairs, requests, batch_size, seed):
-        tallies[name].add_pair(one, asked, other)
+    for start in range(0, len(pairs), batch_size):
+        both = pairs[start : start + batch_size]
+        targets = torch.tensor([pair.labels for pair in both])
+        explained = explain(subject, [pair.pixels for pair in both], choices, classes=targets)
+        for i, (pair, one) in enumerate(zip(both, explained, strict=True), start):
+            for name, maps in _maps_by_name(one, [seed, i, 1]).items():
+                tallies[name].add_pair(maps[0], pair.masks[0], pair.masks[1])
+                tallies[name].add_pair(maps[-1], pair.masks[1], pair.masks[0])
     return {name: tally.result() for name, tally in tallies.items()}
 
 
-def _maps(
-    subject: Subject,
-    samples: Sequence[Sample],
-    requests: Sequence[Request],
-    batch_size: int,
-    seed: int,
-) -> Iterator[tuple[int, Sample, dict[str, Map], int | None]]:
-    """The number of a sample, the sample, its maps by name, and the class, if there is one."""
-    for start in range(0, len(samples), batch_size):
-        part = samples[start : start + batch_size]
-        looks = look_at(subject, [s.pixels for s in part], requests, classes=1)
-        for i, (sample, look) in enumerate(zip(part, looks, strict=True)):
-            maps = {str(panel.request): panel.pixels for panel in look.panels}
-            grid = look.panels[0].values.shape
-            yield (
-                start + i,
-                sample,
-                _baselines(sample.pixels, grid, [seed, start + i]) | maps,
-                look.answers[0].number if look.answers else None,
-            )
-
-
-def _need_class(target: int | None) -> int:
-    if target is None:
+def _predicted(explanation: Explanation) -> int:
+    if not explanation.top:
         raise ValueError(
-            "Scores ask what hiding pixels does to the answer, but this model has no classes: "
-            "score one with a classification head."
+            "Scores measure how hiding pixels changes the predicted class, but this model has no "
+            "classes: score one with a classification head."
         )
-    return target
+    return explanation.top[0].number
 
 
-def _pair_maps(
-    subject: Subject,
-    pairs: Sequence[Pair],
-    requests: Sequence[Request],
-    batch_size: int,
-    seed: int,
-) -> Iterator[tuple[str, Map, Mask, Mask]]:
-    """For each method, image and class: name, map, mask of the class, mask of the other."""
-    for start in range(0, len(pairs), batch_size):
-        part = pairs[start : start + batch_size]
-        targets = torch.tensor([pair.labels for pair in part])
-        looks = look_at(subject, [p.pixels for p in part], requests, classes=targets)
-        for i, (pair, look) in enumerate(zip(part, looks, strict=True)):
-            grid = look.panels[0].values.shape
-            maps = {
-                name: [m, m]
-                for name, m in _baselines(pair.pixels, grid, [seed, start + i, 1]).items()
-            }
-            for request in requests:
-                found = [panel.pixels for panel in look.panels_of(request)]
-                maps[str(request)] = found if len(found) == 2 else found * 2
-            for name, both in maps.items():
-                yield name, both[0], pair.masks[0], pair.masks[1]
-                yield name, both[1], pair.masks[1], pair.masks[0]
-
-
-def _baselines(pixels: Pixels, grid: tuple[int, ...], seed: list[int]) -> dict[str, Map]:
-    """Maps that know nothing of the model, on its grid, at the size of the image."""
-    size = (grid[0], grid[1])
-    cells = {"random": random_map(size, seed), "centre": centre_map(size)}
-    return {name: _enlarged(values, pixels.shape[:2]) for name, values in cells.items()}
+def _maps_by_name(explanation: Explanation, seed: Sequence[int]) -> dict[str, list[Map]]:
+    """The maps of baselines and methods at the size of the image, one or one for each class."""
+    rows, columns = explanation.heatmaps[0].values.shape
+    cells = {"random": random_map((rows, columns), seed), "centre": centre_map((rows, columns))}
+    size = explanation.pixels.shape[:2]
+    maps = {name: [_enlarged(values, size)] for name, values in cells.items()}
+    for heatmap in explanation.heatmaps:
+        maps.setdefault(str(heatmap.choice), []).append(heatmap.pixels)
+    return maps
 
 
 def _enlarged(values: Map, size: tuple[int, ...]) -> Map:
@@ -209,6 +178,5 @@ def _predictor(subject: Subject) -> Callable[[Tensor], Tensor]:
 
 
 def _mean_curves(curves: Sequence[Curves]) -> Curves:
-    names = ("positive", "positive_kept", "negative_kept", "insertion")
-    means = [np.mean([getattr(c, name) for c in curves], axis=0) for name in names]
-    return Curves(*means)
+    values = ([getattr(curve, f.name) for curve in curves] for f in fields(Curves))
+    return Curves(*(np.mean(one, axis=0) for one in values))

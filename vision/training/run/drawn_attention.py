@@ -1,4 +1,4 @@
-"""Where a model that is being trained looks: figures of fixed validation images in its folder."""
+"""Where a model looks during training: figures of fixed validation images in the run's folder."""
 
 import io
 import json
@@ -15,20 +15,20 @@ from torch import Tensor
 from vision.config import ConfigError
 from vision.data.preprocess import Preprocess, normalizer
 from vision.files import replacing, write_all
-from vision.inspection.capture.capture import capture
-from vision.inspection.capture.captured import CaptureError
-from vision.inspection.explain import look_at
-from vision.inspection.figures.diagnosis import Heads, gather_heads, heads_figure
+from vision.inspection.capture.capture import Passes, capture
+from vision.inspection.capture.recording import CaptureError
+from vision.inspection.explain import explain
+from vision.inspection.figures.diagnostics import Heads, gather_heads, heads_figure
 from vision.inspection.figures.drawing import Drawing
-from vision.inspection.figures.gallery import gallery
+from vision.inspection.figures.sheet import overlay_sheet
 from vision.models.layers import Classifier
 
-PICTURES = 8
-"""Most validation images that are drawn; head statistics are taken over the same ones."""
+IMAGES = 8
+"""Number of validation images that are drawn and that head statistics are taken over."""
 
 
 class _Trained:
-    """The model of a run, as figures want it."""
+    """The model of a run, as a subject of figures."""
 
     def __init__(self, model: Classifier, classes: Sequence[str], preprocess: Preprocess) -> None:
         self.model = model
@@ -37,7 +37,7 @@ class _Trained:
 
 
 def check_attention(model: Classifier, preprocess: Preprocess) -> None:
-    """An error before the training starts where a model has no attention to draw."""
+    """Raise a ConfigError before training starts if a model has no attention to draw."""
     device = next(model.parameters()).device
     images = torch.zeros(1, preprocess.channels, *preprocess.image_size, device=device)
     try:
@@ -56,21 +56,22 @@ def draw_attention(
     *,
     write: bool = True,
 ) -> dict[str, Image.Image]:
-    """Draw what the model looks at in the first of some uint8 images (b channels height width).
+    """Draw where the model looks in the first of some uint8 images (b channels height width).
 
     Writes attention/step_<step>.png with overlays, attention/heads_<step>.png, and a line for every
-    head in attention/heads.jsonl, and returns the two images by name for a tracker. All processes
-    of a run must call this together where weights are spread over them; one of them writes.
+    head in attention/heads.jsonl, and returns the two images by name for a tracker. Where weights
+    are sharded, all processes of a run must call this together; one of them writes.
     """
     subject = _Trained(model, classes, preprocess)
-    shown = images[:PICTURES].cpu()
+    shown = images[:IMAGES].cpu()
     pixels = [np.ascontiguousarray(p) for p in rearrange(shown, "b c h w -> b h w c").numpy()]
     device = next(model.parameters()).device
     with _uncompiled(model):
-        looks = look_at(subject, pixels, classes=1, name=f"step {step}")
-        heads = gather_heads(model, [normalizer(preprocess, device)(shown.to(device))])
+        passes = Passes(model, normalizer(preprocess, device)(shown.to(device)))
+        explanations = explain(subject, pixels, classes=1, name=f"step {step}", passes=passes)
+        heads = gather_heads(model, [passes.plain])
     drawings = {
-        "overlays": gallery(looks, title=f"Step {step}"),
+        "overlays": overlay_sheet(explanations, title=f"Step {step}", bars=False),
         "heads": heads_figure(heads, name=f"Heads after step {step}"),
     }
     if write:
@@ -80,7 +81,7 @@ def draw_attention(
 
 @contextmanager
 def _uncompiled(model: Classifier) -> Iterator[None]:
-    """Run a model that was compiled in place as it was before: a compiled graph shows nothing."""
+    """Run a model that was compiled in place without its graph, which hides attention."""
     compiled = [
         (module, module._compiled_call_impl)
         for module in model.modules()
@@ -100,7 +101,7 @@ def _write(drawings: dict[str, Drawing], heads: Heads, folder: Path, step: int) 
     drawings["heads"].save(folder / f"heads_{step:08d}")
     path = folder / "heads.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    # A run that goes on takes some steps again: what it says of them now is what counts.
+    # A resumed run repeats some steps: their new lines replace the old ones.
     kept = [line for line in lines if json.loads(line)["step"] < step]
     new = [json.dumps({"step": step, **row}) for row in heads.table()]
     with replacing(path) as file:

@@ -2,7 +2,7 @@
 
 const KEYS = [
   ['← →', 'previous or next head'], ['↑ ↓', 'previous or next layer'],
-  ['Shift + arrows', 'move the query by one cell'], ['Enter', 'pin the query, or let it go'],
+  ['Shift + arrows', 'move the query by one cell'], ['Enter', 'pin or release the query'],
   ['Click', 'pin; a second click compares two queries'], ['Escape', 'back to the pooled output'],
   ['Space', 'map over the image on or off'], ['R', 'attention or rollout'],
   ['D', 'where it looks, or who looks at it'], ['C', 'next class'], ['M', 'mute the chosen head'],
@@ -25,23 +25,23 @@ function buildMethodsTab(page) {
   const { model, elements } = page;
   const { header } = model;
   const root = elements.methodsTab;
-  const cards = METHODS.filter((method) => method.has(model)).map((method) => make('article', { class: 'card' },
-    make('h3', { text: method.name }),
+  const cards = METHODS.filter((method) => isAvailable(method, model)).map((method) => make('article', { class: 'card' },
+    make('h3', { text: method.title }),
     make('p', { class: 'formula', text: method.formula }),
-    make('p', { text: method.text.join(' ') }),
-    make('p', { class: 'quiet small', text: method.source }),
+    make('p', { text: method.notes }),
+    make('p', { class: 'quiet small', text: method.reference }),
     make('button', { class: 'plain', text: 'Show it', onclick: () => page.update({ method: method.id, tab: 'explore' }) })));
-  const missing = METHODS.filter((method) => !method.has(model));
+  const missing = METHODS.filter((method) => !isAvailable(method, model));
   root.append(
     make('section', { class: 'prose' },
       make('h2', { text: 'Can these maps be believed?' }),
-      make('p', { text: 'A map of attention says where information may have flowed, not why the model decided. Compare a method with the random and the centre baseline before you draw a conclusion from it, and prefer statements that several methods agree on.' })),
+      make('p', { text: 'A map of attention shows where information may have flowed, not why the model decided. Compare a method with the random and the centre baseline before you draw a conclusion from it, and prefer conclusions that several methods support.' })),
     make('section', {}, make('h2', { text: 'Scores on this image' }), ...scoreSection(header)),
     make('section', {}, make('h2', { text: 'Methods' }), make('div', { class: 'cards' }, ...cards)),
     make('section', { class: 'prose' },
       make('h2', { text: 'What this page keeps' }),
-      make('p', { text: `Rung ${header.rung.number} of ${header.rung.of}: ${header.rung.says} No weight is off by more than ${number(header.largest_error)}. Sums and rollouts are computed here, from these weights.` }),
-      ...(missing.length ? [make('p', { text: `Not available for this model or on this rung: ${missing.map((method) => method.name).join(', ')}.` })] : [])));
+      make('p', { text: `Rung ${header.rung.number} of ${header.rung.of}: ${header.rung.says} No weight has an error above ${number(header.largest_error)}. Sums and rollouts are computed here, from these weights.` }),
+      ...(missing.length ? [make('p', { text: `Not available for this model or on this rung: ${missing.map((method) => method.title).join(', ')}.` })] : [])));
 }
 
 const COLUMNS = {
@@ -50,24 +50,24 @@ const COLUMNS = {
   pixel_accuracy: 'pixels on the right side where the map is cut at its mean',
   map: 'average precision of the pixels, object and background together',
   miou: 'intersection over union of the map cut at its mean, mean of object and background',
-  positive: 'how long the answer stays when the map’s strongest pixels are hidden first (area, 0 to 90)',
-  negative: 'how long the answer stays when its weakest pixels are hidden first (area, 0 to 90)',
+  positive: 'how long the prediction stays when the map’s strongest pixels are hidden first (area, 0 to 90)',
+  negative: 'how long the prediction stays when its weakest pixels are hidden first (area, 0 to 90)',
   deletion: 'the mean probability of the class while the strongest pixels are hidden',
   insertion: 'the mean probability of the class while the strongest pixels come back into a blurred image',
 };
 
-// What was measured on this image, and what to make of it.
+// The scores of this image with their meaning.
 function scoreSection({ scores, scores_note: said, metrics }) {
   const note = said ? [make('p', { class: 'quiet', id: 'scores-note', text: said })] : [];
   if (!Object.keys(scores).length) {
     return [make('p', { text: 'No method was scored on this image.' }), ...note];
   }
   const known = Object.keys(metrics).filter((metric) => metric in COLUMNS);
-  const meaning = known.length ? [make('details', {}, make('summary', { text: 'What the columns say' }),
+  const meaning = known.length ? [make('details', {}, make('summary', { text: 'Meaning of the columns' }),
     make('dl', { class: 'columns' }, ...known.map((metric) => make('div', {},
       make('dt', { text: metrics[metric] }), make('dd', { text: COLUMNS[metric] })))))] : [];
   return [
-    make('p', { class: 'prose', text: 'In percent; arrows say which way is better. Maps of a class are those of the most probable one, with the settings that this page starts with. One image proves little: a method that is not ahead of the baselines here may be on others.' }),
+    make('p', { class: 'prose', text: 'In percent; arrows point to the better direction. Maps of a class explain the most probable one, with the settings that this page starts with. One image proves little: a method below the baselines here may be above them on other images.' }),
     scoreTable(scores, metrics), ...meaning, ...note];
 }
 
@@ -75,7 +75,7 @@ function scoreTable(scores, titles) {
   const methods = Object.keys(scores);
   const metrics = [...new Set(methods.flatMap((method) => Object.keys(scores[method])))];
   const baseline = (method) => ['random', 'centre'].includes(method);
-  const name = (id) => (methodOf(id) ? methodOf(id).name : id);
+  const name = (id) => (methodOf(id) ? methodOf(id).title : id);
   const ordered = [...methods.filter((method) => !baseline(method)), ...methods.filter(baseline)];
   return make('div', { class: 'table-box' }, make('table', {},
     make('thead', {}, make('tr', {}, make('th', { scope: 'col', text: 'Method' }),

@@ -146,10 +146,10 @@ function shownMap(page) {
 function syncWords(page) {
   const { state, elements, shown, result, model } = page;
   const method = methodOf(state.method);
-  elements.what.textContent = method.short;
+  elements.what.textContent = method.title;
   const parts = [];
   if (method.head) parts.push(`layer ${state.layer}, ${headName(state.head, state.fusion)}`);
-  if (method.byClass) parts.push(model.header.classes[state.klass].name);
+  if (method.forClass) parts.push(model.header.classes[state.klass].name);
   if (method.query) parts.push(state.pinned ? (state.other ? 'two queries' : 'query pinned') : 'hover = query');
   elements.whose.textContent = parts.join(' · ');
   const high = shown ? shown.high : 0;
@@ -182,7 +182,7 @@ function applyTheme(page) {
   packColours(page);
 }
 
-// A query that only follows the pointer is no part of the address.
+// A query that only follows the pointer is not part of the address.
 function writeAddress(page) {
   const state = page.state.pinned ? page.state : { ...page.state, query: page.first.query };
   const hash = writeHash(state, page.first);
@@ -263,6 +263,7 @@ async function start() {
   const buffer = await inflate(numbers.textContent);
   numbers.remove();
   await document.getElementById('source').decode();
+  readMethods(header);
   const model = { header, buffer, layers: readLayers(buffer, header) };
   const page = createPage(model);
   document.getElementById('subtitle').textContent = [header.subtitle, header.model,

@@ -56,7 +56,7 @@ function choice(page, { key, label, options, read, write }) {
   return make('label', { class: 'setting', for: `set-${key}` }, make('span', { text: label }), input);
 }
 
-// A row of settings that is there for some methods only.
+// A row of settings for some methods only.
 function when(page, wanted, ...rows) {
   const group = make('div', { class: 'group' }, ...rows);
   page.controls.push((state) => { group.hidden = !wanted(methodOf(state.method), state); });
@@ -90,7 +90,7 @@ function buildSettings(page) {
         options: [['fused', 'all, fused'], ...Array.from({ length: heads }, (_, head) => [head, `head ${head}`])],
         write: (value) => ({ head: value === 'fused' ? value : Number(value) }),
       })),
-    when(page, (method) => method.rollout || method.range,
+    when(page, (method) => method.range,
       when(page, (method) => method.query,
         slider(page, { key: 'end', label: 'From layer', low: 0, high: last, step: 1, text: layerText })),
       slider(page, { key: 'start', label: 'Down to layer', low: 0, high: last, step: 1, text: layerText })),
@@ -160,15 +160,15 @@ function buildClasses(page) {
     });
     elements.classes.append(button);
   });
-  const note = make('p', { class: 'quiet small', text: 'This method knows no class: the map is the same for all.' });
-  page.controls.push((state) => { note.hidden = Boolean(methodOf(state.method).byClass); });
+  const note = make('p', { class: 'quiet small', text: 'This method is independent of the class: the map is the same for all.' });
+  page.controls.push((state) => { note.hidden = Boolean(methodOf(state.method).forClass); });
   elements.classes.after(note);
 }
 
 function buildMethods(page) {
   const { elements, model } = page;
-  for (const method of METHODS.filter((entry) => entry.has(model))) {
-    elements.method.append(make('option', { value: method.id, text: method.name }));
+  for (const method of METHODS.filter((entry) => isAvailable(entry, model))) {
+    elements.method.append(make('option', { value: method.id, text: method.title }));
   }
   elements.method.addEventListener('change', (event) => page.update({ method: event.target.value }));
   for (const direction of ['row', 'column']) {
@@ -182,7 +182,7 @@ function buildMethods(page) {
   page.controls.push((state) => { elements.method.value = state.method; });
 }
 
-// Queries that are no cell, and places beside the cells that take some of the map's mass.
+// Queries other than cells, and the other places that take some of the map's mass.
 function buildStrip(page) {
   const { model, elements } = page;
   const { layout } = model.layers[0];
@@ -232,7 +232,7 @@ function lineage(page, pixel) {
   return seen;
 }
 
-// The cell that the readout speaks of: under the pointer if a query is pinned, else the largest.
+// The cell of the readout: under the pointer if a query is pinned, else the largest.
 function keyCell(page) {
   const { layout, cells } = page.shown;
   if (page.key && (page.state.pinned || !methodOf(page.state.method).query)) return cellAt(layout, page.key);
@@ -257,7 +257,7 @@ function syncReadout(page) {
     if (layer.layout.windowed) rows.push(['Stage · block', `${layer.stage} · ${layer.block}${layer.layout.shift.some(Boolean) ? ' shifted' : ''}`]);
     rows.push(['Head', headName(state.head, state.fusion)]);
   }
-  if (method.rollout || method.range) rows.push(['Layers', `${method.query ? state.end : page.model.layers.length - 1} down to ${state.start}`]);
+  if (method.range) rows.push(['Layers', `${method.query ? state.end : page.model.layers.length - 1} down to ${state.start}`]);
   if (method.query) rows.push(['Query', placeName(page, layout, state.query)]);
   if (state.other) rows.push(['Minus', placeName(page, layout, state.other)]);
   if (shown) {

@@ -115,7 +115,7 @@ function sound(state, model) {
     const whole = Number.isInteger(state.head) && state.head >= 0;
     state.head = whole ? Math.min(state.head, model.layers[state.layer].heads - 1) : 'fused';
   }
-  among('method', METHODS.filter((method) => method.has(model)).map((method) => method.id));
+  among('method', METHODS.filter((method) => isAvailable(method, model)).map((method) => method.id));
   among('direction', ['row', 'column']);
   among('fusion', model.header.fusions);
   among('limit', ['max', 'p99', 'fixed']);

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vision.inspection.capture.capture import capture
 from vision.inspection.capture.layout import Layout
-from vision.inspection.trust.diagnostics import (
+from vision.inspection.trust.head_statistics import (
     head_statistics,
     patch_filters,
     position_similarity,
@@ -18,7 +18,7 @@ from vision.inspection.trust.diagnostics import (
     relative_biases,
 )
 
-GRID = Layout("global", ("class",), (3, 4), (8, 16), (24, 64))
+GRID = Layout(("class",), (3, 4), (8, 16), (24, 64))
 
 
 def test_statistics_of_made_heads_follow_closed_forms() -> None:

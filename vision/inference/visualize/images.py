@@ -1,7 +1,7 @@
-"""The images that a command is about, from files or from a data set, read when needed."""
+"""The images to visualize, from files or from a data set, read when needed."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,14 +9,21 @@ from pathlib import Path
 import numpy as np
 
 from vision.config import ConfigError
-from vision.data.configs import DataConfig, ShapesConfig, Split
-from vision.data.images.decode import UnreadableImageError, decode
+from vision.data.configs import DataConfig, Split
+from vision.data.images.decode import Pixels, UnreadableImageError, decode
 from vision.data.sources.build import build_source
 from vision.data.sources.shapes import Shapes
 from vision.data.sources.source import StoredImage
-from vision.inspection.explain import Pixels, Subject, shown_pixels
-from vision.inspection.trust.masks import box_mask, boxes_of, read_boxes, read_mask, shown_mask
-from vision.inspection.trust.scores import Mask
+from vision.inspection.explain import Subject, shown_pixels
+from vision.inspection.trust.localization import Mask
+from vision.inspection.trust.masks import (
+    Boxes,
+    box_mask,
+    boxes_of,
+    read_boxes,
+    read_mask,
+    shown_mask,
+)
 
 
 @dataclass(frozen=True)
@@ -24,16 +31,16 @@ class Item:
     """An image that has not been read yet."""
 
     key: str
-    """Where what is drawn of it goes, below the folder of results; no suffix."""
+    """Path of its figures below the output folder, without suffix."""
     name: str
-    """As a person would look it up."""
+    """For captions and messages."""
     read: Callable[[], StoredImage]
     file: Path | None = None
     mask: Callable[[], Mask] | None = None
     """Of the whole image."""
 
     def pixels(self, subject: Subject) -> Pixels:
-        """What a model sees of it; UnreadableImageError where it cannot be read."""
+        """The image as a model sees it, or an UnreadableImageError."""
         try:
             return shown_pixels(subject, self.read(), self.name)
         except UnreadableImageError:
@@ -42,17 +49,18 @@ class Item:
             reason = error.strerror or str(error)
             raise UnreadableImageError(f"{self.name}: {reason}") from error
 
-    def seen_mask(self, subject: Subject) -> Mask | None:
-        """What is left of its mask in what a model sees; None where none is known."""
-        return None if self.mask is None else shown_mask(subject, self.mask(), self.name)
+    def object_mask(self, subject: Subject) -> Mask | None:
+        """The object in what a model sees of the image; None if unknown or cropped away."""
+        mask = None if self.mask is None else shown_mask(subject, self.mask(), self.name)
+        return mask if mask is not None and mask.any() else None
 
 
 def items_of_files(
     files: Sequence[Path], masks: Path | None = None, boxes: Path | None = None
 ) -> list[Item]:
-    """Files, with masks or boxes if there are some."""
+    """Files, with masks or boxes if given."""
     if masks is not None and not masks.is_dir():
-        raise ConfigError(f"masks: there is no folder {masks}.")
+        raise ConfigError(f"masks: the folder {masks} does not exist.")
     table = None if boxes is None else read_boxes(boxes)
     items = []
     for key, file in zip(_keys(files), files, strict=True):
@@ -66,7 +74,7 @@ def items_of_files(
 
 
 def items_of_data(config: DataConfig, split: Split) -> list[Item]:
-    """The images of a split; those of the embedded data set know where their object is."""
+    """The images of a split; those of the embedded data set come with the mask of their object."""
     source = build_source(config, split)
     digits = len(str(len(source) - 1))
     items = []
@@ -77,25 +85,14 @@ def items_of_data(config: DataConfig, split: Split) -> list[Item]:
     return items
 
 
-def has_pairs(config: DataConfig | None) -> bool:
-    """Whether images with two objects can be made of a data set."""
-    return isinstance(config, ShapesConfig)
-
-
 def some(items: Sequence[Item], number: int | None) -> list[Item]:
-    """So many of them, evenly spread."""
+    """A number of them, evenly spread; None: all."""
     if number is None or number >= len(items):
         return list(items)
     return [items[i] for i in np.linspace(0, len(items) - 1, number).round().astype(int)]
 
 
-def batches(items: Sequence[Item], size: int) -> Iterator[list[Item]]:
-    """Items in groups."""
-    for start in range(0, len(items), size):
-        yield list(items[start : start + size])
-
-
-def _boxes(file: Path, boxes: list[tuple[float, float, float, float]]) -> Mask:
+def _boxes(file: Path, boxes: Boxes) -> Mask:
     height, width = decode(file.read_bytes(), 3, str(file)).shape[:2]
     return box_mask((height, width), boxes)
 

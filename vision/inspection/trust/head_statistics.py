@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from vision.inspection.capture.captured import Captured, LayerAttention
 from vision.inspection.capture.layout import Layout
+from vision.inspection.capture.recording import Captured, LayerAttention
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
-"""How well maps show where an object is: numbers from maps and masks, nothing else.
+"""How well maps show where an object is, from maps and masks alone.
 
-Maps and masks are at the size of the image. Negative values of a map count as nothing. A map that
-says nothing (all values equal) counts as a uniform one, so that no metric rewards silence.
+Maps and masks are at the size of the image. Negative values of a map count as nothing. A map whose
+values are all equal counts as a uniform one, so that no metric rewards an empty map.
 
 Definitions
 - pointing: whether the largest value lies on the object; of several largest ones, their share on it
@@ -16,8 +16,7 @@ Definitions
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,15 +39,14 @@ def energy(values: Map, mask: Mask) -> float:
     return float(positive[mask].sum() / total) if total > 0 else float(mask.mean())
 
 
-@dataclass(frozen=True)
-class Overlap:
+class Overlap(NamedTuple):
     """Counts of pixels, which can be added up over images."""
 
     correct: int
     pixels: int
-    intersections: tuple[int, int]
+    intersections: NDArray[np.int64]
     """Of background and of object."""
-    unions: tuple[int, int]
+    unions: NDArray[np.int64]
 
     @property
     def accuracy(self) -> float:
@@ -67,22 +65,14 @@ def overlap(values: Map, mask: Mask) -> Overlap:
     _check(values, mask)
     found = values > values.mean(dtype=np.float64)
     sides = [(~found, ~mask), (found, mask)]
-    return Overlap(
-        correct=int((found == mask).sum()),
-        pixels=mask.size,
-        intersections=_two([int((a & b).sum()) for a, b in sides]),
-        unions=_two([int((a | b).sum()) for a, b in sides]),
-    )
+    intersections = np.array([(a & b).sum() for a, b in sides])
+    unions = np.array([(a | b).sum() for a, b in sides])
+    return Overlap(int((found == mask).sum()), mask.size, intersections, unions)
 
 
 def pooled(counts: Sequence[Overlap]) -> Overlap:
     """The counts of several images as one."""
-    return Overlap(
-        correct=sum(c.correct for c in counts),
-        pixels=sum(c.pixels for c in counts),
-        intersections=_two([sum(c.intersections[k] for c in counts) for k in (0, 1)]),
-        unions=_two([sum(c.unions[k] for c in counts) for k in (0, 1)]),
-    )
+    return Overlap(*(sum(values) for values in zip(*counts, strict=True)))
 
 
 def average_precision(values: Map, mask: Mask) -> float:
@@ -112,12 +102,12 @@ def separation(values: Map, asked: Mask, other: Mask) -> float:
 
 
 def random_map(grid: tuple[int, int], seed: Sequence[int]) -> Map:
-    """Noise in every cell: what a map that knows nothing scores."""
+    """Noise in every cell: the baseline of a map without information."""
     return np.random.default_rng(list(seed)).random(grid)
 
 
 def centre_map(grid: tuple[int, int]) -> Map:
-    """A Gaussian around the middle, a quarter of the image wide: what a photographer does."""
+    """A Gaussian around the middle, a quarter of the image wide: where objects often are."""
     rows, columns = grid
     y = (np.arange(rows) + 0.5) / rows - 0.5
     x = (np.arange(columns) + 0.5) / columns - 0.5
@@ -137,7 +127,3 @@ def _check(values: Map, mask: Mask) -> None:
         raise ValueError(f"A map of {values.shape} and a mask of {mask.shape} do not fit.")
     if not mask.any():
         raise ValueError("The mask is empty: there is no object to find.")
-
-
-def _two(numbers: list[int]) -> tuple[int, int]:
-    return numbers[0], numbers[1]

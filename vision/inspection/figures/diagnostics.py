@@ -1,4 +1,4 @@
-"""What kind of heads a model has and what it knows of positions, in one figure.
+"""The heads of a model and its knowledge of positions in one figure.
 
 The first row follows figure 7 of the ViT paper (Dosovitskiy et al., ICLR 2021).
 """
@@ -11,12 +11,19 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
 
-from vision.inspection.capture.capture import capture
+from vision.inspection.capture.recording import Captured
 from vision.inspection.figures.captions import Caption
-from vision.inspection.figures.drawing import ACCENT, Array, Drawing, Style, new_figure
-from vision.inspection.figures.parts import bare
-from vision.inspection.trust.diagnostics import (
-    HeadStatistics,
+from vision.inspection.figures.drawing import (
+    ACCENT,
+    MARK,
+    SCREEN,
+    Array,
+    Drawing,
+    Style,
+    new_figure,
+)
+from vision.inspection.figures.parts import bare, mosaic, set_title
+from vision.inspection.trust.head_statistics import (
     head_statistics,
     patch_filters,
     position_similarity,
@@ -31,7 +38,7 @@ LABELS = {
     "self_mass": "share on the patch itself",
     "padding_mass": "share on padding",
     "wrapped_mass": "share across the image's edge",
-    "content": "heed to content, nats",
+    "content": "dependence on content, nats",
 }
 NAMES = ("distance", "entropy", "prefix_mass", "self_mass", "padding_mass", "wrapped_mass")
 
@@ -45,6 +52,15 @@ class Heads:
     """By name of the statistic and layer: (h)."""
     images: int
 
+    @property
+    def numbers(self) -> dict[str, Array]:
+        """The values by statistic and layer, for files."""
+        return {
+            f"{key}_layer{i}": values
+            for key, layers in self.values.items()
+            for i, values in enumerate(layers)
+        }
+
     def table(self) -> list[dict[str, float | int | str]]:
         """A row for each head."""
         rows: list[dict[str, float | int | str]] = []
@@ -55,22 +71,23 @@ class Heads:
         return rows
 
 
-def gather_heads(model: nn.Module, batches: Iterable[Tensor]) -> Heads:
-    """The statistics of heads over batches of images (b channels height width)."""
+def gather_heads(model: nn.Module, captures: Iterable[Captured]) -> Heads:
+    """The statistics of heads over several captures of a model."""
     sums: list[dict[str, Tensor]] = []
     content: list[Array] = []
     layers: tuple[str, ...] = ()
     count = 0
-    for images in batches:
-        captured = capture(model, images)
+    for captured in captures:
         found = head_statistics(captured)
-        if not content and (len(images) > 1 or relative_biases(model)):
+        if not content and (captured.batch > 1 or relative_biases(model)):
             content = [p.double().mean(0).cpu().numpy() for p in positionality(captured, model)]
         layers = tuple(layer.name for layer in found)
         sums = sums or [{} for _ in found]
         for total, layer in zip(sums, found, strict=True):
-            _add(total, layer)
-        count += len(images)
+            for name in NAMES:
+                value = getattr(layer, name).double().sum(0).cpu()
+                total[name] = total.get(name, torch.zeros_like(value)) + value
+        count += captured.batch
     if count == 0:
         raise ValueError("There are no images to take statistics of.")
     values = {name: [(total[name] / count).numpy() for total in sums] for name in NAMES}
@@ -79,17 +96,8 @@ def gather_heads(model: nn.Module, batches: Iterable[Tensor]) -> Heads:
     return Heads(layers, values, count)
 
 
-def _add(total: dict[str, Tensor], layer: HeadStatistics) -> None:
-    for name in NAMES:
-        value = getattr(layer, name).double().sum(0).cpu()
-        total[name] = total.get(name, torch.zeros_like(value)) + value
-
-
-def diagnostics(
-    model: nn.Module, heads: Heads, *, name: str, style: Style | None = None
-) -> Drawing:
+def diagnostics(model: nn.Module, heads: Heads, *, name: str, style: Style = SCREEN) -> Drawing:
     """Filters, positions and distances above; entropy, prefix and self mass below."""
-    style = style or Style()
     numbers: dict[str, Array] = {}
     with new_figure(style, 9.6, 6.2) as figure:
         grid = figure.subplots(2, 3)
@@ -98,17 +106,9 @@ def diagnostics(
             _positions(grid[0, 1], model, numbers),
         ]
         below = _below(heads)
-        _scatter(grid[0, 2], heads, "distance", LABELS["distance"])
-        for axes, key in zip(grid[1], below, strict=True):
-            _scatter(axes, heads, key, LABELS[key])
-        if not style.paper:
-            figure.suptitle(
-                f"The heads of {name} (images: {heads.images})",
-                x=0.01, ha="left", fontsize=style.size * 1.15, weight="bold",
-            )  # fmt: skip
-    numbers |= {
-        f"{key}_layer{i}": v for key, layers in heads.values.items() for i, v in enumerate(layers)
-    }
+        for axes, key in zip([grid[0, 2], *grid[1]], ["distance", *below], strict=True):
+            _scatter(axes, heads, key)
+        set_title(figure, f"The heads of {name} (images: {heads.images})", style)
     caption = Caption(
         shows=f"Above: {what[0]}; {what[1]}; and how far every head looks on average. Below: "
         f"{'; '.join(LABELS[key] for key in below)}. One dot for each head, a line for the means.",
@@ -120,51 +120,47 @@ def diagnostics(
                 "Content",
                 "KL divergence of attention from what positions alone would give (softmax of the "
                 "bias; without one, the mean over the images of the first batch); 0 is a head "
-                "that pays no heed to content",
+                "that depends on positions only",
             ),
         ),
         methods=("Figure 7 of Dosovitskiy et al., ICLR 2021; Swin's bias: Liu et al., ICCV 2021.",),
     )
-    return Drawing(figure, style, caption, numbers)
+    return Drawing(figure, style, caption, numbers | heads.numbers)
 
 
 def _below(heads: Heads) -> list[str]:
-    """What is drawn below: entropy, and two that say something of this model."""
+    """The statistics of the lower row: entropy, and the two most informative for this model."""
     mass = ["prefix_mass", "padding_mass", "wrapped_mass"]
     some = [key for key in mass if max(float(v.max()) for v in heads.values[key]) > 1e-3]
     rest = [*some, *(["content"] if "content" in heads.values else []), "self_mass", "padding_mass"]
     return ["entropy", *list(dict.fromkeys(rest))[:2]]
 
 
-def heads_figure(heads: Heads, *, name: str, style: Style | None = None) -> Drawing:
-    """Only what changes while a model learns: distance, entropy, mass on prefix tokens."""
-    style = style or Style()
+def heads_figure(heads: Heads, *, name: str, style: Style = SCREEN) -> Drawing:
+    """What changes while a model learns: distance, entropy, share on the patch itself."""
     with new_figure(style, 9.6, 3.1) as figure:
-        grid = figure.subplots(1, 3)
-        _scatter(grid[0], heads, "distance", "attention distance, pixels")
-        _scatter(grid[1], heads, "entropy", "entropy, nats")
-        _scatter(grid[2], heads, "self_mass", "share on the patch itself")
-        figure.suptitle(name, x=0.01, ha="left", fontsize=style.size * 1.15, weight="bold")
+        shown = ("distance", "entropy", "self_mass")
+        for axes, key in zip(figure.subplots(1, 3), shown, strict=True):
+            _scatter(axes, heads, key)
+        set_title(figure, name, style)
     caption = Caption(
         shows="How far every head looks, how spread its attention is, and how much stays on the "
         "asking patch. One dot for each head.",
         facts=(("Images", str(heads.images)), ("Layers", ", ".join(heads.layers))),
     )
-    return Drawing(figure, style, caption, {
-        f"{key}_layer{i}": v for key, layers in heads.values.items() for i, v in enumerate(layers)
-    })  # fmt: skip
+    return Drawing(figure, style, caption, heads.numbers)
 
 
-def _scatter(axes: Axes, heads: Heads, what: str, label: str) -> None:
+def _scatter(axes: Axes, heads: Heads, what: str) -> None:
     """A dot for each head over its layer, and a line through the means."""
     values = heads.values[what]
     for i, layer in enumerate(values):
         spread = np.linspace(-0.18, 0.18, len(layer)) if len(layer) > 1 else np.zeros(1)
         axes.scatter(i + spread, layer, s=12, color=ACCENT, alpha=0.75, linewidths=0)
     means = [float(layer.mean()) for layer in values]
-    axes.plot(range(len(values)), means, color="#d1495b", linewidth=1, zorder=0)
+    axes.plot(range(len(values)), means, color=MARK, linewidth=1, zorder=0)
     axes.set_xlabel("layer")
-    axes.set_ylabel(label)
+    axes.set_ylabel(LABELS[what])
     axes.set_ylim(0, 1.08 * max(float(v.max()) for v in values) or 1.0)
     axes.locator_params(axis="x", integer=True, nbins=12)
     for side in ("top", "right"):
@@ -181,7 +177,7 @@ def _filters(axes: Axes, model: nn.Module, numbers: dict[str, Array]) -> str:
     high = filters.max(axis=(1, 2, 3), keepdims=True)
     tiles = ((filters - low) / np.maximum(high - low, 1e-12)).transpose(0, 2, 3, 1)
     tiles = np.repeat(tiles, 3, axis=3) if tiles.shape[3] == 1 else tiles[..., :3]
-    axes.imshow(_mosaic(tiles, 7), interpolation="nearest")
+    axes.imshow(mosaic(tiles, 7, _gap(tiles)), interpolation="nearest")
     bare(axes)
     axes.set_title(f"patch filters, {most} components")
     return f"the first {most} principal components of the filters that embed patches"
@@ -198,8 +194,9 @@ def _positions(axes: Axes, model: nn.Module, numbers: dict[str, Array]) -> str:
         shown = alike[0] if len(alike) == 1 else np.concatenate([alike[0], alike[-1]])
         shown = shown[:36]
         size = float(np.abs(shown).max()) or 1.0
-        mosaic = _mosaic(shown[..., None], max(3, int(np.ceil(len(shown) ** 0.5))))[..., 0]
-        drawn = axes.imshow(mosaic, cmap="PuOr_r", vmin=-size, vmax=size, interpolation="nearest")
+        across = max(3, int(np.ceil(len(shown) ** 0.5)))
+        image = mosaic(shown[..., None], across, _gap(shown))[..., 0]
+        drawn = axes.imshow(image, cmap="PuOr_r", vmin=-size, vmax=size, interpolation="nearest")
         axes.figure.colorbar(drawn, ax=axes, shrink=0.8, aspect=20)
         axes.set_title("bias by relative position")
         return (
@@ -215,26 +212,17 @@ def _positions(axes: Axes, model: nn.Module, numbers: dict[str, Array]) -> str:
     numbers["position_similarity"] = values
     rows, columns = _some(values.shape[0]), _some(values.shape[1])
     tiles = values[np.ix_(rows, columns)].reshape(-1, *values.shape[2:], 1)
-    mosaic = _mosaic(tiles, len(columns))[..., 0]
-    drawn = axes.imshow(mosaic, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
+    image = mosaic(tiles, len(columns), _gap(tiles))[..., 0]
+    drawn = axes.imshow(image, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
     axes.figure.colorbar(drawn, ax=axes, shrink=0.8, aspect=20)
     axes.set_title("similarity of positions")
     return "the cosine similarity of each position embedding with all others"
 
 
 def _some(number: int, most: int = 7) -> Array:
-    """At most so many of the rows, evenly spread."""
+    """The numbers of at most `most` rows, evenly spread."""
     return np.unique(np.linspace(0, number - 1, min(number, most)).round().astype(int))
 
 
-def _mosaic(tiles: Array, columns: int) -> Array:
-    """Tiles (n height width channels) in rows, with gaps that stay empty."""
-    number, height, width, channels = tiles.shape
-    gap = max(1, width // 12)
-    rows = -(-number // columns)
-    shape = (rows * (height + gap) - gap, columns * (width + gap) - gap, channels)
-    canvas = np.full(shape, np.nan if channels == 1 else 1.0)
-    for i, tile in enumerate(tiles):
-        top, left = i // columns * (height + gap), i % columns * (width + gap)
-        canvas[top : top + height, left : left + width] = tile
-    return canvas
+def _gap(tiles: Array) -> int:
+    return max(1, int(tiles.shape[2]) // 12)

@@ -2,23 +2,24 @@
 
 Under the mode `scaled_dot_product_attention` computes its weights explicitly, whoever calls it;
 `multi_head_attention_forward` is led there; and a softmax whose result is multiplied with values is
-taken as it is. Where the tokens of a window lie is not assumed but found: the order that turns what
-the block was given into what its queries were computed from.
+taken as it is. The order of tokens in windows is not assumed but found: the one that turns the
+input of the block into what its queries were computed from.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vision.inspection.capture.anatomy import Facts
-from vision.inspection.capture.captured import CaptureError, Recorder, check_output
+from vision.inspection.capture.anatomy import Anatomy
+from vision.inspection.capture.foreign_windows import shift_regions, window_index
 from vision.inspection.capture.layout import Layout
-from vision.inspection.capture.window_order import shift_regions, window_index, windowed_layout
+from vision.inspection.capture.recording import CaptureError, Recorder, check_output
 from vision.models.layers import Grid, ceil_div
 
 SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
@@ -27,7 +28,7 @@ MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
 
 @contextmanager
 def watching_foreign(
-    model: nn.Module, recorder: Recorder, facts: Facts, size: Grid
+    model: nn.Module, recorder: Recorder, anatomy: Anatomy, size: Grid
 ) -> Iterator[None]:
     """While this lasts, the attention of the model goes to the recorder."""
     stack: list[_Running] = []
@@ -43,33 +44,30 @@ def watching_foreign(
 
     try:
         for name, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(_named(name, enter), with_kwargs=True))
+            entering = partial(enter, name)
+            handles.append(module.register_forward_pre_hook(entering, with_kwargs=True))
             handles.append(module.register_forward_hook(leave))
-        with _AttentionMode(recorder, facts, size, stack):
+        with _AttentionMode(recorder, anatomy, size, stack):
             yield
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _named(name: str, enter: Callable[..., None]) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        enter(name, module, args, kwargs)
+class _Running(NamedTuple):
+    """A module that is being run, and its arguments."""
 
-    return hook
-
-
-class _Running:
-    """A module that is being run, and what it was given."""
-
-    def __init__(self, name: str, module: nn.Module, values: tuple[Any, ...]) -> None:
-        self.name, self.module, self.values = name, module, values
+    name: str
+    module: nn.Module
+    values: tuple[Any, ...]
 
 
 class _AttentionMode(TorchFunctionMode):
-    def __init__(self, recorder: Recorder, facts: Facts, size: Grid, stack: list[_Running]) -> None:
+    def __init__(
+        self, recorder: Recorder, anatomy: Anatomy, size: Grid, stack: list[_Running]
+    ) -> None:
         super().__init__()
-        self.recorder, self.facts, self.size, self.stack = recorder, facts, size, stack
+        self.recorder, self.anatomy, self.size, self.stack = recorder, anatomy, size, stack
         self.pending: Tensor | None = None
         """The last softmax that may be attention."""
         self.projected: Tensor | None = None
@@ -121,7 +119,7 @@ class _AttentionMode(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> Tensor:
         if is_causal or enable_gqa or dropout_p or query.shape[-2] != key.shape[-2]:
-            # Not the self-attention of an image encoder: let it be as it is.
+            # Not the self-attention of an image encoder.
             return fused(
                 query, key, value, attn_mask, dropout_p, is_causal,
                 scale=scale, enable_gqa=enable_gqa,
@@ -191,17 +189,17 @@ class _AttentionMode(TorchFunctionMode):
         if weights.shape[0] != self.recorder.batch:
             raise CaptureError(
                 f"{self._name()} attends within {weights.shape[0] // self.recorder.batch} groups "
-                "of tokens per image, and where these lie is not known for this kind of model."
+                "of tokens per image, and their position is unknown for this kind of model."
             )
-        (height, width), (y, x) = self.size, self.facts.patch
-        prefix = self.facts.prefix
+        (height, width), (y, x) = self.size, self.anatomy.patch
+        prefix = self.anatomy.prefix
         for grid in ((height // y, width // x), (ceil_div(height, y), ceil_div(width, x))):
             if len(prefix) + grid[0] * grid[1] == weights.shape[-1]:
-                return Layout("global", prefix, grid, self.facts.patch, self.size)
+                return Layout(prefix, grid, self.anatomy.patch, self.size)
         raise CaptureError(
             f"{self._name()} has {weights.shape[-1]} tokens, but {len(prefix)} prefix tokens and "
             f"patches of {y} x {x} pixels in an image of {height} x {width} make another number: "
-            "where its tokens lie is not known."
+            "the position of its tokens is unknown."
         )
 
     def _window_layout(self, block: _Running, weights: Tensor) -> Layout:
@@ -220,14 +218,14 @@ class _AttentionMode(TorchFunctionMode):
                     if _fits(tokens, windows, index):
                         return self._placed(grid, window, shift, index)
         raise CaptureError(
-            f"{block.name}: the order of its windows (size {window}, shift {full}) is none of "
-            "those that are known, so its tokens cannot be placed in the image."
+            f"{block.name}: the order of its windows (size {window}, shift {full}) is unknown, so "
+            "its tokens cannot be placed in the image."
         )
 
     def _sources(self) -> Iterator[tuple[Tensor, Grid]]:
         """Tokens of the first image, row by row, that the windows may have been cut from."""
-        given = [(v, r) for r in reversed(self.stack) for v in r.values if isinstance(v, Tensor)]
-        for tensor in [self.normed, *(value for value, _ in given)]:
+        given = [v for r in reversed(self.stack) for v in r.values if isinstance(v, Tensor)]
+        for tensor in [self.normed, *given]:
             if tensor is None or tensor.shape[0] != self.recorder.batch:
                 continue
             if tensor.ndim == 4:
@@ -237,34 +235,30 @@ class _AttentionMode(TorchFunctionMode):
                     yield tensor[0], grid
 
     def _sizes(self, tokens: int) -> Iterator[Grid]:
-        """Pairs of numbers that running modules were given and that make up so many tokens."""
-        for running in reversed(self.stack):
-            for value in running.values:
-                pair = isinstance(value, tuple | list) and len(value) == 2
-                if (
-                    pair
-                    and all(isinstance(v, int) for v in value)
-                    and value[0] * value[1] == tokens
-                ):
-                    yield int(value[0]), int(value[1])
+        """Grids of this number of tokens among the arguments of running modules."""
+        for value in (value for running in reversed(self.stack) for value in running.values):
+            match value:
+                case (int(rows), int(columns)) if rows * columns == tokens:
+                    yield rows, columns
 
     def _placed(self, grid: Grid, window: Grid, shift: Grid, index: Tensor) -> Layout:
         assert self.projected is not None
         device = self.projected.device
         # A merging halves the grid, rounding up, so the stride is a power of two of patches.
         steps = 0
-        first = [size // patch for size, patch in zip(self.size, self.facts.patch, strict=True)]
+        first = [size // patch for size, patch in zip(self.size, self.anatomy.patch, strict=True)]
         while ceil_div(first[0], 2**steps) > grid[0] or ceil_div(first[1], 2**steps) > grid[1]:
             steps += 1
         allowed = shift_regions(grid, window, shift)
-        return windowed_layout(
+        return Layout(
+            (),
             grid,
-            (self.facts.patch[0] * 2**steps, self.facts.patch[1] * 2**steps),
+            (self.anatomy.patch[0] * 2**steps, self.anatomy.patch[1] * 2**steps),
             self.size,
-            window=window,
-            shift=shift,
-            index=index.to(device),
-            allowed=None if allowed is None else allowed.to(device),
+            window,
+            shift,
+            index.to(device),
+            None if allowed is None else allowed.to(device),
         )
 
 

@@ -1,4 +1,4 @@
-"""The order of tokens in windows, by formula: what a layout of windows is made of.
+"""The order of tokens in the windows of other libraries' Swins, and their masks of shifts.
 
 Axes: w windows · t, s slots of a window (queries, keys) · h, w rows and columns of a window.
 """
@@ -8,31 +8,15 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from vision.inspection.capture.layout import PADDING, Layout
+from vision.inspection.capture.layout import PADDING
 from vision.models.layers import Grid, ceil_div
-
-
-def windowed_layout(
-    grid: Grid,
-    stride: Grid,
-    image_size: Grid,
-    *,
-    window: Grid,
-    shift: Grid,
-    index: Tensor,
-    allowed: Tensor | None,
-) -> Layout:
-    """A layer of windows. `allowed` is left out where it forbids nothing."""
-    if allowed is not None and bool(allowed.all()):
-        allowed = None
-    return Layout("windowed", (), grid, stride, image_size, window, shift, index, allowed)
 
 
 def window_index(grid: Grid, window: Grid, shift: Grid, *, pad_first: bool) -> Tensor:
     """The cell in every slot, or `PADDING`: (w t).
 
-    `pad_first`: the grid is padded to whole windows and then rolled (this project, torchvision,
-    transformers). Otherwise it is rolled and then padded, as timm does.
+    `pad_first`: the grid is padded to whole windows and then rolled (torchvision, transformers).
+    Otherwise it is rolled and then padded (timm).
     """
     rows, columns = grid
     cells = torch.arange(rows * columns).view(rows, columns)
@@ -45,7 +29,7 @@ def window_index(grid: Grid, window: Grid, shift: Grid, *, pad_first: bool) -> T
 
 
 def shift_regions(grid: Grid, window: Grid, shift: Grid) -> Tensor | None:
-    """Which pairs of slots the usual mask of shifted windows allows: (w t s). None: no shift.
+    """The pairs of slots that the mask of shifted windows allows: (w t s). None: all of them.
 
     Rows of the rolled grid fall into three regions, before the last window, in it, and wrapped
     around; so do columns; tokens attend within their own region.
@@ -61,7 +45,8 @@ def shift_regions(grid: Grid, window: Grid, shift: Grid) -> Tensor | None:
             step = (place >= size - window[axis]).long() + (place >= size - shift[axis]).long()
         region = region * 3 + (step[:, None] if axis == 0 else step[None])
     slots = rearrange(region, "(wy h) (wx w) -> (wy wx) (h w)", h=window[0], w=window[1])
-    return slots[:, :, None] == slots[:, None, :]
+    allowed = slots[:, :, None] == slots[:, None, :]
+    return None if bool(allowed.all()) else allowed
 
 
 def _pad(cells: Tensor, window: Grid) -> Tensor:

@@ -12,13 +12,12 @@ from model_settings import random_images
 
 from vision.config import ConfigError
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.captured import CaptureError
-from vision.inspection.explain import look_at
-from vision.inspection.methods.catalogue import METHODS
+from vision.inspection.capture.recording import CaptureError
+from vision.inspection.explain import explain
+from vision.inspection.methods.attribution import attribute, methods_of
 from vision.inspection.methods.gradients import chefer
-from vision.inspection.methods.methods import attribute, methods_of
-from vision.inspection.methods.requests import parse_requests
 from vision.inspection.methods.rollout import rollout, seed_of
+from vision.inspection.methods.spec import METHODS, parse_methods
 from vision.inspection.methods.token_maps import cam_seed
 
 
@@ -36,7 +35,7 @@ def test_every_method_of_every_model_gives_a_map_or_says_why_not(name: str) -> N
     )
     for method, reason in reasons.items():
         if reason:
-            with pytest.raises(ValueError, match=f"cannot have {method}"):
+            with pytest.raises(ValueError, match=f"{method} is not available"):
                 attribute(captured, method=method)
             continue
         maps = attribute(captured, method=method)
@@ -60,7 +59,7 @@ def test_method_from_a_model_equals_the_same_from_a_capture(method: str) -> None
     found = attribute(model, images, method, target=target)
     expected = attribute(whole, method=method, target=target)
     assert torch.allclose(found.values, expected.values, atol=1e-6)
-    assert found.layer == expected.layer and found.formula == METHODS[method].formula
+    assert found.layer == expected.layer and found.choice.name == method
 
 
 def test_maps_are_those_of_the_functions_behind_them() -> None:
@@ -120,8 +119,8 @@ def test_pixels_of_a_map_show_each_cell_where_it_lies() -> None:
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        ("rolout", {}, r"no method 'rolout'\. Did you mean 'rollout'\?"),
-        ("rollout", {"discrad": 0.1}, r"no option 'discrad'\. Did you mean 'discard'\?"),
+        ("rolout", {}, r"'rolout'\. Did you mean 'rollout'\?"),
+        ("rollout", {"discrad": 0.1}, r"'discrad'\. Did you mean 'discard'\?"),
         ("cam_rollout", {"query": (0, 0)}, "has no query"),
         ("attention", {"layer": 9}, "no layer 9"),
         ("attention", {"head": 7}, "no captured head 7"),
@@ -166,7 +165,7 @@ def test_methods_of_a_convolutional_network_are_refused() -> None:
 def test_head_from_the_end_is_the_last_one() -> None:
     subject, pixels = seen(), noise()
     texts = ["attention:layer:0:head:-1", "attention:layer:0:head:2"]
-    last, third = look_at(subject, pixels, parse_requests(texts))[0].panels
+    last, third = explain(subject, pixels, parse_methods(texts))[0].heatmaps
     assert np.array_equal(last.values, third.values)
     with pytest.raises(ConfigError, match="no captured head -4"):
-        look_at(subject, pixels, parse_requests(["attention:layer:0:head:-4"]))
+        explain(subject, pixels, parse_methods(["attention:layer:0:head:-4"]))

@@ -1,4 +1,4 @@
-"""What images of attention can be told. Free of torch, so that a typo is answered at once."""
+"""Settings of `vision visualize`. Free of torch, so that a typo is reported at once."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from vision.checkpoints.configs import SizedConfig
 from vision.config import Count, PositiveInt, several
 from vision.data.configs import DataConfig, Split, Text
-from vision.inspection.methods.requests import parse_request
+from vision.inspection.methods.spec import METHODS, parse_method
 
 Places = Annotated[tuple[Text, ...], BeforeValidator(several)]
 """One or several."""
@@ -22,11 +22,11 @@ INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
 
 
 def inches(length: str) -> float:
-    """`3.3in`, `84mm`, `8.4cm` or `240pt` as a number of inches."""
+    """A length such as `3.3in`, `84mm`, `8.4cm` or `240pt`, in inches."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(in|cm|mm|pt)\s*", length)
     if match is None or not 0.5 <= float(match[1]) * INCHES[match[2]] <= 60:
         raise ValueError(
-            f"'{length}' is no width; write 3.3in, 84mm, 8.4cm or 240pt, from half an inch to 60."
+            f"'{length}' is not a width; write 3.3in, 84mm, 8.4cm or 240pt, from 0.5 to 60 inches."
         )
     return float(match[1]) * INCHES[match[2]]
 
@@ -36,72 +36,73 @@ def _check_width(length: str) -> str:
     return length
 
 
-def _check_method(text: str) -> str:
-    parse_request(text)
-    return text
-
-
-Asked = Annotated[str, AfterValidator(_check_method)]
-"""A method, with options if you like: rollout:fusion:max."""
+MethodText = Annotated[str, AfterValidator(lambda text: str(parse_method(text)))]
+"""A method, optionally with options: rollout:fusion:max."""
 Cell = tuple[int, int]
 
 
 class VisualizeConfig(SizedConfig):
-    """Images of where models look, and how far these can be believed."""
+    """Settings of `vision visualize`."""
 
     checkpoint: Places
-    """A run's folder, a checkpoint file of any known format, or timm:… or hf:… names; several as
-    [a,b] are drawn side by side with one scale of colours."""
+    """A run's folder, a checkpoint file of any known format, or a name timm:… or hf:…; several as
+    [a,b] are drawn side by side with one colour scale."""
     images: Places
-    """Files, folders, patterns with *, or - for a list on standard input; also as plain words."""
+    """Files, folders, patterns with *, or - for a list on standard input; also without images=."""
     data: DataConfig | None
-    """Instead of images: images of a data set, data=folder data.root=…"""
+    """Images of a data set instead of files, such as data=folder data.root=…"""
     split: Split
     count: PositiveInt | None
-    """Take so many of the images or of the split, evenly spread; null: all."""
+    """Number of images to take from the files or the split, evenly spread; null: all."""
     figures: Annotated[tuple[FigureName, ...], BeforeValidator(several)]
-    """sheet: methods for the top classes; heads: heads × layers; queries: where patches look;
+    """sheet: some methods for the top classes; heads: heads × layers; queries: where patches look;
     microscope: one patch through all windows (Swin); filmstrip: rollout layer by layer; comparison:
-    every method; diagnostics: what kind of heads; page: an interactive HTML page."""
+    every method; diagnostics: statistics of heads; page: an interactive HTML page."""
     page: bool
-    """The same as one more figure, page."""
-    methods: Literal["auto"] | tuple[Asked, ...]
-    """With options if you like: [rollout:fusion:max,attention:layer:3:head:0]. auto: three that
-    suit the model; for a comparison or scores all that it can have."""
+    """Add page to figures."""
+    methods: Annotated[
+        Literal["auto"] | tuple[MethodText, ...],
+        Field(
+            description="auto: three that suit the model, and all available ones for a comparison "
+            "and scores. Options follow the name: [rollout:fusion:max,attention:layer:3:head:0]. "
+            f"({' | '.join(METHODS)})"
+        ),
+    ]
     classes: PositiveInt | tuple[Text, ...]
-    """Explain so many of the most probable classes, or those named."""
+    """Number of most probable classes to explain, or names of classes."""
     query: Literal["pool", "cam"] | Cell | Text | None
-    """Whose view: what the model pools (null), a token's (class, register 1, …) or the patch's at
-    [row, column] of the last layer; for queries and microscope the patch in the middle (null)."""
+    """The query: what the model pools (null), a token (class, register 1, …) or the patch at
+    [row, column] of the last layer; null is the patch in the middle for the microscope."""
     interpolation: Literal["bilinear", "nearest"]
-    """Between cells of a map; nearest shows the cells as they are."""
+    """Between the cells of a map; nearest keeps them visible."""
     percentile: Annotated[float, Field(gt=0, le=100)]
     """Colours end at this percentile of all values that share a scale; 100: at the largest."""
     style: Literal["screen", "paper"]
-    """paper: vector text, no titles, small type."""
+    """paper: small font, no titles, text as text in SVG and PDF files."""
     width: Annotated[str, AfterValidator(_check_width)] | None
-    """Of a figure, such as 3.3in or 84mm; null: as wide as it needs."""
+    """Width of a figure, such as 3.3in or 84mm; null: by its content."""
     formats: Annotated[tuple[Format, ...], BeforeValidator(several), Field(min_length=1)]
     dpi: Annotated[int, Field(ge=30, le=1200)]
     score: bool
-    """Measure how well maps point to the object, and what hiding their cells does to the answer,
-    beside random maps and the image's centre."""
+    """Score the maps: whether they point to the object, and how hiding their pixels changes the
+    prediction, beside a random map and the image's centre."""
     masks: Path | None
-    """Folder of masks for images: a file of the same name (.png), also below folders of the same
-    names, that is not black on the object."""
+    """Folder of masks, not black on the object: a file of the image's name (.png), also below
+    folders of the same names."""
     boxes: Path | None
-    """Instead of masks: a CSV file with the columns path, left, top, right and bottom."""
+    """CSV file with the columns path, left, top, right and bottom, instead of masks."""
     steps: Annotated[int, Field(ge=2)]
-    """Steps from a whole image to a hidden one, for perturbation, deletion and insertion."""
+    """Number of steps from a whole image to a hidden one when scoring."""
     seed: Count
-    """Of random maps, and of the order of pixels with equal values."""
+    """Seed of random maps and of the order of pixels with equal values."""
     batch_size: PositiveInt
+    """Images in a forward pass of scores and diagnostics."""
     overwrite: bool
-    """Draw also what has been drawn already with the same settings."""
+    """Draw again what was drawn with the same settings."""
     output: Path
-    """Folder of the figures."""
+    """Folder of the figures and scores."""
     format: Literal["table", "json", "csv"]
-    """Of the scores."""
+    """Format of the printed scores."""
     device: Literal["auto", "cpu", "cuda", "mps"]
 
     @model_validator(mode="after")

@@ -1,19 +1,21 @@
-"""`vision visualize score=true`: a table of how true the maps of each method are."""
+"""`vision visualize score=true`: a table of the scores of every method."""
 
 import csv
 import io
 import json
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 from vision.config import ConfigError
+from vision.data.configs import ShapesConfig
 from vision.data.images.decode import UnreadableImageError
 from vision.data.sources.shapes import CLASSES
-from vision.inference.images import Item, has_pairs
-from vision.inference.visualize.draw import Viewer
-from vision.inspection.configs import VisualizeConfig
-from vision.inspection.figures.drawing import write_whole
+from vision.files import write_text
+from vision.inference.visualize.configs import VisualizeConfig
+from vision.inference.visualize.draw import VisualizedModel
+from vision.inference.visualize.images import Item
 from vision.inspection.trust.masks import Pair, Sample, two_object_pairs
 from vision.inspection.trust.scoring import METRICS, score
 from vision.terminal import plain, print_wide, progress_bar
@@ -25,24 +27,21 @@ Scores = dict[str, dict[str, dict[str, float]]]
 """By model, method and metric."""
 
 
-def score_all(subjects: Sequence[Viewer], items: Sequence[Item], config: VisualizeConfig) -> int:
+def score_all(
+    models: Sequence[VisualizedModel], items: Sequence[Item], config: VisualizeConfig
+) -> int:
     """Score every method of every model, print and store the table; returns the exit code."""
     found: Scores = {}
     problems: dict[str, None] = {}
     count = 0
     with progress_bar() as progress:
-        for subject in subjects:
-            samples, bad = _samples(subject, items)
+        for model in models:
+            samples, bad = _samples(model, items)
             problems.update(dict.fromkeys(bad))
             if not samples:
-                raise ConfigError("score: there is no image left to score maps on.")
-            task = progress.add_task(subject.name, total=len(samples))
-            found[subject.name] = _scored(
-                subject,
-                samples,
-                config,
-                lambda n, t=task: progress.advance(t, n),
-            )
+                raise ConfigError("score: no image is left to score maps on.")
+            task = progress.add_task(model.name, total=len(samples))
+            found[model.name] = _scored(model, samples, config, partial(progress.advance, task))
             count = len(samples)
     show(found, config.format)
     _store(found, count, config)
@@ -52,16 +51,19 @@ def score_all(subjects: Sequence[Viewer], items: Sequence[Item], config: Visuali
 
 
 def _scored(
-    subject: Viewer, samples: Sequence[Sample], config: VisualizeConfig, advance: Any
+    model: VisualizedModel,
+    samples: Sequence[Sample],
+    config: VisualizeConfig,
+    advance: Callable[[int], None],
 ) -> dict[str, dict[str, float]]:
     pairs: list[Pair] = []
-    if has_pairs(config.data) and set(CLASSES) <= set(subject.loaded.classes):
-        pairs = two_object_pairs(subject.loaded, len(samples), config.seed, CLASSES)
+    if isinstance(config.data, ShapesConfig) and set(CLASSES) <= set(model.loaded.classes):
+        pairs = two_object_pairs(model.loaded, len(samples), config.seed, CLASSES)
     try:
         return score(
-            subject.loaded,
+            model.loaded,
             samples,
-            subject.every,
+            model.every,
             pairs=pairs,
             steps=config.steps,
             seed=config.seed,
@@ -71,20 +73,20 @@ def _scored(
     except ConfigError:
         raise
     except ValueError as error:
-        raise ConfigError(f"score: {subject.name}: {error}") from error
+        raise ConfigError(f"score: {model.name}: {error}") from error
 
 
-def _samples(subject: Viewer, items: Sequence[Item]) -> tuple[list[Sample], list[str]]:
-    """Images with their masks, and what is wrong with others."""
+def _samples(model: VisualizedModel, items: Sequence[Item]) -> tuple[list[Sample], list[str]]:
+    """Images with their masks, and the problems of others."""
     samples, bad = [], []
     for item in items:
         try:
-            pixels = item.pixels(subject.loaded)
-            mask = item.seen_mask(subject.loaded)
+            pixels = item.pixels(model.loaded)
+            mask = item.object_mask(model.loaded)
         except UnreadableImageError as error:
             bad.append(str(error))
             continue
-        if mask is not None and not mask.any():
+        if item.mask is not None and mask is None:
             bad.append(f"{item.name}: nothing of the object is left in what the model sees.")
             continue
         samples.append(Sample(item.name, pixels, mask))
@@ -107,7 +109,7 @@ def table(found: Scores) -> "Table":
     from rich.table import Table
 
     metrics = _metrics(found)
-    result = Table(caption="all in percent; arrows say which way is better")
+    result = Table(caption="all in percent; arrows point to the better direction")
     result.add_column("method")
     for metric in metrics:
         result.add_column(METRICS[metric], justify="right")
@@ -123,7 +125,7 @@ def table(found: Scores) -> "Table":
 
 
 def _metrics(found: Scores) -> list[str]:
-    """Those that some method has, in order."""
+    """The metrics that some method has, in order."""
     there = {m for methods in found.values() for numbers in methods.values() for m in numbers}
     return [metric for metric in METRICS if metric in there]
 
@@ -148,6 +150,6 @@ def _store(found: Scores, images: int, config: VisualizeConfig) -> None:
         "checkpoint": list(config.checkpoint),
         "scores": found,
     }
-    write_whole(config.output / "scores.json", (json.dumps(content, indent=1) + "\n").encode())
-    write_whole(config.output / "scores.csv", _csv(found).encode())
+    write_text(config.output / "scores.json", json.dumps(content, indent=1) + "\n")
+    write_text(config.output / "scores.csv", _csv(found))
     print(f"The scores are in {config.output}/scores.json and scores.csv.", file=sys.stderr)

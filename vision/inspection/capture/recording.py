@@ -1,9 +1,9 @@
-"""What a capture holds, and how it is gathered and checked while the model runs.
+"""The result of a capture, and the recorder that collects and checks it while the model runs.
 
 Axes: see `vision/inspection/capture/layout.py`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -41,6 +41,11 @@ class LayerAttention:
     inputs: Tensor | None = None
     """What the attention was given (b n c); with gradients only."""
     inputs_gradient: Tensor | None = None
+
+    @property
+    def head_axis(self) -> int:
+        """The axis of heads in `weights`."""
+        return 1 if self.layout.index is None else 2
 
     def row(self, place: Place) -> Tensor:
         """Where a token looks: (b h n), zero outside its window."""
@@ -99,7 +104,7 @@ class Captured:
     @property
     def windowed(self) -> bool:
         """Whether this is a model of windows."""
-        return self.layout.family == "windowed"
+        return self.layout.index is not None
 
     def layer(self, which: int | str) -> LayerAttention:
         """A layer by its number among all of the model's (negative: from the end) or its name."""
@@ -128,6 +133,7 @@ class _Entry:
     layer: LayerAttention
     raw: Tensor
     """The tensor of the forward pass: ((b w) h t t)."""
+    head_count: int
     inputs: Tensor | None
 
 
@@ -137,15 +143,16 @@ class Recorder:
 
     batch: int
     gradients: bool
-    wanted: frozenset[int] | None
-    heads: tuple[int, ...] | None
+    layers: Sequence[int | str] | None
+    heads: Sequence[int] | None
     reduce: Fusion | None
     entries: list[_Entry] = field(default_factory=list)
-    seen: int = 0
+    names: list[str] = field(default_factory=list)
+    """Of all layers seen, selected or not."""
     layout: Layout | None = None
-    """Of the last layer seen, chosen or not."""
+    """Of the last layer seen."""
     pooling: Tensor | None = None
-    """What an attention pooling looks at: (b n)."""
+    """The weights of an attention pooling: (b n)."""
     open: bool = True
     """False while a backward pass may run parts of the model again."""
 
@@ -156,30 +163,35 @@ class Recorder:
         layout: Callable[[], Layout],
         inputs: Callable[[], Tensor | None],
     ) -> None:
-        """Note the weights ((b w) h t t) of one layer."""
+        """Record the weights ((b w) h t t) of one layer."""
         if not self.open:
             return
-        number, self.seen = self.seen, self.seen + 1
+        number = len(self.names)
+        self.names.append(name)
         check_rows(name, raw)
-        self.layout = place = layout()
-        if self.wanted is not None and number not in self.wanted:
-            return
-        heads = self._heads(name, raw)
-        weights = self.shaped(raw if self.gradients else raw.detach(), place, heads)
-        layer = LayerAttention(name, number, weights, place, heads, self.reduce)
-        if self.reduce is not None:
-            layer = replace(layer, heads=())
+        self.layout = layout()
+        heads = self._heads(raw.shape[1])
+        weights = self._shaped(raw if self.gradients else raw.detach(), self.layout, heads)
+        kept_heads = heads if self.reduce is None else ()
+        layer = LayerAttention(name, number, weights, self.layout, kept_heads, self.reduce)
         kept = raw if self.gradients else weights
-        self.entries.append(_Entry(layer, kept, inputs() if self.gradients else None))
+        given = inputs() if self.gradients else None
+        self.entries.append(_Entry(layer, kept, raw.shape[1], given))
+        self.entries = [entry for entry in self.entries if self._may_select(entry.layer)]
 
-    def _heads(self, name: str, raw: Tensor) -> tuple[int, ...]:
-        number = raw.shape[1]
-        for head in self.heads or ():
-            if not -number <= head < number:
-                raise ValueError(f"There is no head {head}: layer {name} has {number} heads.")
-        return tuple(range(number)) if self.heads is None else tuple(h % number for h in self.heads)
+    def _may_select(self, layer: LayerAttention) -> bool:
+        """Whether a layer is selected, or may be once the number of layers is known."""
+        if self.layers is None or layer.name in self.layers or layer.number in self.layers:
+            return True
+        furthest = min((n for n in self.layers if isinstance(n, int)), default=0)
+        return layer.number - len(self.names) >= furthest
 
-    def shaped(self, raw: Tensor, layout: Layout, heads: tuple[int, ...]) -> Tensor:
+    def _heads(self, count: int) -> tuple[int, ...]:
+        """The selected heads that a layer has; `select` reports those that it does not have."""
+        found = [h % count for h in self.heads or () if -count <= h < count]
+        return tuple(found) or tuple(range(count))
+
+    def _shaped(self, raw: Tensor, layout: Layout, heads: Sequence[int]) -> Tensor:
         """The heads that are kept, with an axis of windows where there are some."""
         if len(heads) != raw.shape[1]:
             raw = raw[:, list(heads)]
@@ -189,19 +201,42 @@ class Recorder:
             return raw
         return rearrange(raw, "(b w) h t s -> b w h t s", b=self.batch)
 
-    def finish(
-        self, score: Tensor | None, shares: dict[str, Tensor], share_slots: bool
-    ) -> list[LayerAttention]:
-        """The layers, with gradients of a score if one is given."""
+    def select(self) -> None:
+        """Keep the selected layers only, now that the number of layers is known."""
         self.open = False
-        gradients: Sequence[Tensor | None] = [None] * (2 * len(self.entries))
+        depth = len(self.names)
+        for which in self.layers or ():
+            if which not in self.names and which not in range(-depth, depth):
+                raise ValueError(
+                    f"There is no layer {which!r}: this model has {depth} attention layers, "
+                    f"from 0 ({self.names[0]}) to {depth - 1} ({self.names[-1]})."
+                )
+        if self.layers is not None:
+            numbers = {n % depth for n in self.layers if isinstance(n, int)}
+            self.entries = [
+                e for e in self.entries if e.layer.number in numbers or e.layer.name in self.layers
+            ]
+        for entry in self.entries:
+            for head in self.heads or ():
+                if not -entry.head_count <= head < entry.head_count:
+                    raise ValueError(
+                        f"There is no head {head}: layer {entry.layer.name} has "
+                        f"{entry.head_count} heads."
+                    )
+
+    def finish(
+        self, score: Tensor | None, shares: Mapping[str, Tensor], share_slots: bool
+    ) -> list[LayerAttention]:
+        """The selected layers, with gradients of a score if one is given."""
+        gradients: Sequence[tuple[Tensor | None, Tensor | None]]
+        gradients = [(None, None)] * len(self.entries)
         if score is not None:
             gradients = _gradients(score, self.entries)
         layers = []
-        for i, entry in enumerate(self.entries):
-            layer, gradient, of_inputs = entry.layer, gradients[2 * i], gradients[2 * i + 1]
+        for entry, (gradient, of_inputs) in zip(self.entries, gradients, strict=True):
+            layer = entry.layer
             if gradient is not None:
-                gradient = self.shaped(gradient, layer.layout, layer.heads)
+                gradient = self._shaped(gradient, layer.layout, layer.heads)
             layers.append(
                 replace(
                     layer,
@@ -249,23 +284,19 @@ def check_output(name: str, explicit: Tensor, fused: Tensor) -> None:
         )
 
 
-def _gradients(score: Tensor, entries: list[_Entry]) -> list[Tensor | None]:
-    """Of the weights and the inputs of every entry, in turn."""
+def _gradients(score: Tensor, entries: list[_Entry]) -> list[tuple[Tensor | None, Tensor | None]]:
+    """The gradient of the weights and of the inputs of every entry. The graph is kept."""
     wanted = [t for e in entries for t in (e.raw, e.inputs) if t is not None and t.requires_grad]
-    found = iter(torch.autograd.grad(score, wanted, allow_unused=True) if wanted else ())
-    gradients: list[Tensor | None] = []
-    for entry in entries:
-        for tensor in (entry.raw, entry.inputs):
-            if tensor is None or not tensor.requires_grad:
-                gradients.append(None)
-                continue
-            gradients.append(next(found))
-        if gradients[-2] is None:
+    found = torch.autograd.grad(score, wanted, retain_graph=True, allow_unused=True)
+    by_tensor = {id(tensor): gradient for tensor, gradient in zip(wanted, found, strict=True)}
+    gradients = [(by_tensor.get(id(e.raw)), by_tensor.get(id(e.inputs))) for e in entries]
+    for entry, (of_weights, _) in zip(entries, gradients, strict=True):
+        if of_weights is None:
             raise CaptureError(f"The logits do not depend on the attention of {entry.layer.name}.")
     return gradients
 
 
-def _share(layer: LayerAttention, shares: dict[str, Tensor], slots: bool) -> Tensor | None:
+def _share(layer: LayerAttention, shares: Mapping[str, Tensor], slots: bool) -> Tensor | None:
     """The measured share of the block that a layer is part of, by token."""
     parts = layer.name.split(".")
     for length in range(len(parts) - 1, 0, -1):
