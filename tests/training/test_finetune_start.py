@@ -20,7 +20,7 @@ from vision.cli.composition import compose
 from vision.config import ConfigError
 from vision.training.loop import train
 from vision.training.run.run_folder import PREEMPTED, Run
-from vision.training.tune import counts
+from vision.training.tune import parameter_counts
 
 CPU = torch.device("cpu")
 
@@ -188,7 +188,7 @@ WRONG = {
     "init=timm:no_such_model": "init: timm has no weights",
     "init=pretrained model=vit_mini": "no published weights are known for this model",
     "init=null": "model=auto takes the model from the weights",
-    "tune=partial tune.parts=[bloks.1]": "has nothing called 'bloks.1'",
+    "tune=partial tune.parts=[bloks.1]": "'bloks.1' matches no part of the model",
     "tune=partial tune.blocks=9": "tune.blocks = 9: the model has 2 blocks",
     "tune=lora tune.rank=99": "tune.rank = 99 is larger than",
     "tune=lora tune.targets=[q,q]": "name each one once",
@@ -234,7 +234,7 @@ def test_models_name_weights_that_timm_has() -> None:
 def test_counts_tell_trained_from_all() -> None:
     model = torch.nn.Linear(3, 2)
     model.bias.requires_grad_(False)
-    assert counts(model) == (6, 8)
+    assert parameter_counts(model) == (6, 8)
 
 
 @pytest.mark.slow

@@ -75,7 +75,7 @@ def test_features_are_computed_once_and_again_when_they_do_not_fit(
     calls = []
     compute = features._compute
     monkeypatch.setattr(
-        features, "_compute", lambda *given: calls.append(given[3].name) or compute(*given)
+        features, "_compute", lambda *given: calls.append(given[2].name) or compute(*given)
     )
     config = tuned_config(tmp_path, pretrained, "tune=head")
     stop_after(monkeypatch, [3, 5, 7])

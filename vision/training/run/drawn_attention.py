@@ -1,10 +1,10 @@
-"""Where a model that is being trained looks: figures of fixed validation images in its folder."""
+"""Attention maps of a model in training: figures of fixed validation images in the run's folder."""
 
 import io
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vision.config import ConfigError
 from vision.data.preprocess import Preprocess, normalizer
-from vision.files import replacing, write_all
+from vision.files import write_text
 from vision.inspection.capture.capture import capture
 from vision.inspection.capture.captured import CaptureError
 from vision.inspection.explain import look_at
@@ -23,21 +23,21 @@ from vision.inspection.figures.drawing import Drawing
 from vision.inspection.figures.gallery import gallery
 from vision.models.layers import Classifier
 
-PICTURES = 8
-"""Most validation images that are drawn; head statistics are taken over the same ones."""
+IMAGES = 8
+"""Largest number of validation images that are drawn; statistics of heads are over the same ones.
+"""
 
 
-class _Trained:
-    """The model of a run, as figures want it."""
+class _Subject(NamedTuple):
+    """The model of a run, as `look_at` takes it."""
 
-    def __init__(self, model: Classifier, classes: Sequence[str], preprocess: Preprocess) -> None:
-        self.model = model
-        self.classes = classes
-        self.preprocess = preprocess
+    model: Classifier
+    classes: Sequence[str]
+    preprocess: Preprocess
 
 
 def check_attention(model: Classifier, preprocess: Preprocess) -> None:
-    """An error before the training starts where a model has no attention to draw."""
+    """Refuse a model without attention maps before the training starts."""
     device = next(model.parameters()).device
     images = torch.zeros(1, preprocess.channels, *preprocess.image_size, device=device)
     try:
@@ -56,17 +56,17 @@ def draw_attention(
     *,
     write: bool = True,
 ) -> dict[str, Image.Image]:
-    """Draw what the model looks at in the first of some uint8 images (b channels height width).
+    """Draw attention maps for the first of some uint8 images (b channels height width).
 
     Writes attention/step_<step>.png with overlays, attention/heads_<step>.png, and a line for every
     head in attention/heads.jsonl, and returns the two images by name for a tracker. All processes
-    of a run must call this together where weights are spread over them; one of them writes.
+    must call this together where weights are sharded; one of them writes.
     """
-    subject = _Trained(model, classes, preprocess)
-    shown = images[:PICTURES].cpu()
+    subject = _Subject(model, classes, preprocess)
+    shown = images[:IMAGES].cpu()
     pixels = [np.ascontiguousarray(p) for p in rearrange(shown, "b c h w -> b h w c").numpy()]
     device = next(model.parameters()).device
-    with _uncompiled(model):
+    with torch.compiler.set_stance("force_eager"):  # a compiled graph cannot be captured
         looks = look_at(subject, pixels, classes=1, name=f"step {step}")
         heads = gather_heads(model, [normalizer(preprocess, device)(shown.to(device))])
     drawings = {
@@ -78,33 +78,15 @@ def draw_attention(
     return {name: _image(drawing) for name, drawing in drawings.items()}
 
 
-@contextmanager
-def _uncompiled(model: Classifier) -> Iterator[None]:
-    """Run a model that was compiled in place as it was before: a compiled graph shows nothing."""
-    compiled = [
-        (module, module._compiled_call_impl)
-        for module in model.modules()
-        if module._compiled_call_impl is not None
-    ]
-    try:
-        for module, _ in compiled:
-            module._compiled_call_impl = None
-        yield
-    finally:
-        for module, implementation in compiled:
-            module._compiled_call_impl = implementation
-
-
 def _write(drawings: dict[str, Drawing], heads: Heads, folder: Path, step: int) -> None:
     drawings["overlays"].save(folder / f"step_{step:08d}")
     drawings["heads"].save(folder / f"heads_{step:08d}")
     path = folder / "heads.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    # A run that goes on takes some steps again: what it says of them now is what counts.
+    # A resumed run repeats some steps; the newer lines count.
     kept = [line for line in lines if json.loads(line)["step"] < step]
     new = [json.dumps({"step": step, **row}) for row in heads.table()]
-    with replacing(path) as file:
-        write_all(file, ("\n".join([*kept, *new]) + "\n").encode())
+    write_text(path, "\n".join([*kept, *new]) + "\n")
 
 
 def _image(drawing: Drawing) -> Image.Image:

@@ -19,13 +19,14 @@ import json
 import os
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
 from vision.config import ConfigError, UserError
+from vision.files import write_text
 from vision.training.configs import TrainConfig
 
 FREE = (
@@ -64,6 +65,17 @@ class RunFileError(UserError, OSError):
         self.errno = error.errno
 
 
+@contextmanager
+def writing(file: Path) -> Iterator[None]:
+    """Within, an error of the file system becomes a RunFileError that names the file."""
+    try:
+        yield
+    except UserError:  # an unreadable image, say, met while its features are written
+        raise
+    except OSError as error:
+        raise RunFileError(file, error) from error
+
+
 @dataclass(frozen=True)
 class Run:
     """A run's folder."""
@@ -85,11 +97,13 @@ class Run:
         """Which image of a folder is in which split."""
         return self.folder / "split.csv"
 
-    def note_skipped(self, rank: int, names: Mapping[str, str]) -> None:
+    def store_unreadable(self, rank: int, reasons: Mapping[str, str]) -> None:
         """List the images that a process could not read, with the reasons."""
-        lines = [json.dumps({"image": name, "reason": names[name]}) for name in sorted(names)]
+        lines = [
+            json.dumps({"image": n, "reason": reason}) for n, reason in sorted(reasons.items())
+        ]
         if lines:
-            _replace(self.folder / f"skipped-{rank}.jsonl", "".join(f"{x}\n" for x in lines))
+            _write(self.folder / f"skipped-{rank}.jsonl", "".join(f"{x}\n" for x in lines))
 
     def mark_latest(self) -> None:
         """Let the link `latest` beside the run's folder point to it."""
@@ -97,32 +111,50 @@ class Run:
         if link.is_dir() and not link.is_symlink():
             return  # somebody has a run of that name
         fresh = self.folder.parent / f".latest-{os.getpid()}"
-        try:
+        with writing(link):
             fresh.symlink_to(self.folder.name)
             fresh.replace(link)
-        except OSError as error:
-            raise RunFileError(link, error) from error
 
     def status(self) -> Mapping[str, Any]:
         """How the run stands; empty if it never started."""
-        return _read(self.folder / "status.json")
+        return read_json(self.folder / "status.json")
+
+    def decision(self, config: TrainConfig) -> Literal["new", "resume", "finished"]:
+        """What to do with these settings in this folder; refused if they are not the run's own.
+
+        Only the holder of the run's lock can rely on the answer.
+        """
+        status = self.status()
+        if not status:
+            return "new"
+        if config.on_existing == "refuse":
+            raise ConfigError(
+                f"the run {self.folder} exists. Choose another name, or on_existing=resume."
+            )
+        differences = changes(self.stored_settings(), config.model_dump(mode="json"))
+        if differences and not config.allow_changes:
+            raise ConfigError(
+                f"the run {self.folder} was started with other settings:\n"
+                + "\n".join(f"  {line}" for line in differences)
+                + "\nChoose another name, or allow_changes=true to resume with the new settings."
+            )
+        return "finished" if status["status"] == "finished" else "resume"
 
     def set_status(self, status: Status, step: int, **more: Any) -> None:
         """Record how the run stands."""
-        _write(self.folder / "status.json", {"status": status, "step": step, **more})
+        write_json(self.folder / "status.json", {"status": status, "step": step, **more})
 
     def stored_settings(self) -> Mapping[str, Any]:
         """The settings that the run was started with."""
-        settings: Mapping[str, Any] = _read(self.folder / "config.json")
-        return settings
+        return read_json(self.folder / "config.json")
 
     def store_settings(self, config: TrainConfig) -> None:
         """Write the settings, once at the start of a run."""
-        _write(self.folder / "config.json", config.model_dump(mode="json"))
+        write_json(self.folder / "config.json", config.model_dump(mode="json"))
 
     def store_load_report(self, report: Mapping[str, Any]) -> None:
         """Write what became of the weights that the run started from."""
-        _write(self.folder / "load_report.json", report)
+        write_json(self.folder / "load_report.json", report)
 
     def cut_metrics(self, step: int) -> None:
         """Forget numbers of steps after `step`, which are about to be taken again."""
@@ -130,28 +162,15 @@ class Run:
             return
         lines = self.metrics.read_text(encoding="utf-8").splitlines()
         kept = [line for line in lines if _is_whole(line) and json.loads(line)["step"] <= step]
-        _replace(self.metrics, "".join(f"{line}\n" for line in kept))
+        _write(self.metrics, "".join(f"{line}\n" for line in kept))
 
 
-def open_run(config: TrainConfig, label: str) -> tuple[Run, Literal["new", "resume", "finished"]]:
-    """The folder of this run, and what to do with it. Nothing is written yet."""
-    settings = config.model_dump(mode="json")
-    name = run_name(settings, label) if config.name == "auto" else config.name
-    run = Run(Path(config.output) / name)
-    if not run.status():
-        return run, "new"
-    if config.on_existing == "refuse":
-        raise ConfigError(
-            f"the run {run.folder} exists. Choose another name, or on_existing=resume to go on."
-        )
-    differences = changes(run.stored_settings(), settings)
-    if differences and not config.allow_changes:
-        raise ConfigError(
-            f"the run {run.folder} was started with other settings:\n"
-            + "\n".join(f"  {line}" for line in differences)
-            + "\nChoose another name, or allow_changes=true to go on with the new ones."
-        )
-    return run, "finished" if run.status()["status"] == "finished" else "resume"
+def find_run(config: TrainConfig, label: str) -> Run:
+    """The run that a config names, whether it exists or not."""
+    name = config.name
+    if name == "auto":
+        name = run_name(config.model_dump(mode="json"), label)
+    return Run(Path(config.output) / name)
 
 
 def run_name(settings: Mapping[str, Any], label: str) -> str:
@@ -236,7 +255,8 @@ def _is_whole(line: str) -> bool:
     return line.startswith("{") and line.endswith("}")
 
 
-def _read(file: Path) -> Mapping[str, Any]:
+def read_json(file: Path) -> Mapping[str, Any]:
+    """The content of a JSON file of a run; empty if it does not exist."""
     try:
         values: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -246,18 +266,12 @@ def _read(file: Path) -> Mapping[str, Any]:
     return values
 
 
-def _write(file: Path, values: Mapping[str, Any]) -> None:
-    _replace(file, json.dumps(values, indent=1) + "\n")
+def write_json(file: Path, values: Mapping[str, Any]) -> None:
+    """Replace a JSON file of a run."""
+    _write(file, json.dumps(values, indent=1) + "\n")
 
 
-def _replace(file: Path, text: str) -> None:
-    """Never half a file: written beside it, then renamed."""
-    temporary = file.with_name(f".{file.name}.tmp")
-    try:
+def _write(file: Path, text: str) -> None:
+    with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(file)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise RunFileError(file, error) from error
+        write_text(file, text)
