@@ -10,7 +10,7 @@ import torch
 from finetune_runs import base_run, explicit_model, stop_after, tuned_config, weights_of
 from model_settings import model_names, redraw
 from safetensors.torch import save_file
-from small_runs import folder_of_images, last_tensors, metrics, status
+from small_runs import assert_same_bits, folder_of_images, last_tensors, metrics, status
 
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.native.checkpoint import read_checkpoint, read_record
@@ -18,6 +18,7 @@ from vision.checkpoints.native.checkpoint_folder import latest
 from vision.checkpoints.open import open_model
 from vision.cli.composition import compose
 from vision.config import ConfigError
+from vision.training import loop
 from vision.training.loop import train
 from vision.training.run.run_folder import PREEMPTED, Run
 from vision.training.tune import parameter_counts
@@ -138,6 +139,27 @@ def test_probe_comes_first_and_its_head_is_what_fine_tuning_starts_with(
         assert last_tensors(tmp_path / "stopped")[name].equal(tensor), name
     assert train(config, "x") == 0  # finished: neither is trained again
     assert status(tmp_path / "stopped")["status"] == "finished"
+
+
+def test_run_killed_before_its_first_checkpoint_starts_from_the_probe_again(
+    tmp_path: Path, pretrained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = ["recipe=probe_then_finetune", "probe_first.duration=4steps", "duration=2steps"]
+    assert train(tuned_config(tmp_path / "whole", pretrained, *more), "x") == 0
+    config = tuned_config(tmp_path / "killed", pretrained, *more)
+    original = loop.forward_backward
+
+    def killed(*arguments: Any) -> Any:
+        if arguments[0].config.probe_first is not None:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    monkeypatch.setattr(loop, "forward_backward", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, "x")
+    monkeypatch.undo()
+    assert train(config, "x") == 0
+    assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "killed"))
 
 
 @pytest.mark.parametrize("kind", ["head", "bitfit"])

@@ -161,14 +161,10 @@ def _setting(group: RunGroup, key: str) -> str:
 
 
 def _caption(comparison: Comparison) -> str:
-    which = {
-        "best": "at the evaluation of best.safetensors",
-        "last": "at the last evaluation",
-    }[comparison.select]
-    weights = {
-        "auto": "validation images (averaged weights where there are some)",
-        "val": "validation images, weights as trained",
-        "val_ema": "validation images, averaged weights",
-    }[comparison.split]
-    deviation = "mean ± standard deviation over seeds"
-    return f"{comparison.metric} on {weights}, {which}; {deviation}; time is the mean of a run's."
+    best = comparison.select == "best"
+    evaluation = "the evaluation of best.safetensors" if best else "the last evaluation"
+    weights = {"auto": "averaged where available", "val": "raw", "val_ema": "averaged"}
+    return (
+        f"{comparison.metric} on validation images (weights: {weights[comparison.split]}), at "
+        f"{evaluation}; mean ± standard deviation over seeds; time is the mean duration of a run."
+    )

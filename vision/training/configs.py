@@ -16,7 +16,7 @@ NotNegative = Annotated[float, Field(ge=0)]
 
 
 def parse_length(text: str) -> tuple[float, str]:
-    """Amount and unit (step, epoch, sample) of `20epochs`, `0.5epochs`, `1000steps`, `5e6samples`."""
+    """Amount and unit (step, epoch or sample) of a length such as `0.5epochs` or `5e6samples`."""
     number = r"\d+(?:\.\d+)?(?:e\d+)?"
     match = re.fullmatch(rf"\s*({number})\s*(step|epoch|sample)s?\s*", text)
     if match is None:

@@ -109,9 +109,14 @@ def _restore_optimizer(state: TrainState, checkpoint: Checkpoint) -> None:
         stored = unflatten_optimizer(tensors, checkpoint.record["optimizer"], names)
     except ValueError as error:
         raise ConfigError(f"the checkpoint does not fit the optimiser: {error}") from error
-    _shard_like_parameters(stored, state.optimizer)
+    groups = state.optimizer.param_groups
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    for number, slots in stored["state"].items():
+        for slot, value in slots.items():
+            if isinstance(value, Tensor) and value.shape == parameters[number].shape:
+                slots[slot] = sharded_like(value, parameters[number])
     # Not the whole groups: some optimisers keep counters in them.
-    settings = [{k: g[k] for k in SETTINGS if k in g} for g in state.optimizer.param_groups]
+    settings = [{k: g[k] for k in SETTINGS if k in g} for g in groups]
     state.optimizer.load_state_dict(stored)
     for group, values in zip(state.optimizer.param_groups, settings, strict=True):
         group.update(values)
@@ -135,13 +140,3 @@ def _copy_all(own: Mapping[str, Tensor], stored: Mapping[str, Tensor], what: str
                     f"there and {tuple(tensor.shape)} here."
                 )
             tensor.copy_(sharded_like(stored[name], tensor))
-
-
-def _shard_like_parameters(stored: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Shard whole tensors of an optimiser's state as the parameters are sharded."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for number, slots in stored["state"].items():
-        parameter = parameters[number]
-        for slot, value in slots.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape:
-                slots[slot] = sharded_like(value, parameter)

@@ -94,6 +94,14 @@ def test_features_are_computed_once_and_again_when_they_do_not_fit(
     assert len(calls) == 4
 
 
+def test_probe_on_stored_features_draws_the_attention_of_images(
+    tmp_path: Path, pretrained: Path
+) -> None:
+    often = ["duration=2steps", "evaluate_every=2steps", "attention_every=2steps"]
+    assert train(tuned_config(tmp_path, pretrained, "tune=head", *often), "x") == 0
+    assert (tmp_path / "run" / "attention" / "step_00000002.png").exists()
+
+
 def test_fingerprint_tells_weights_images_and_preprocessing_apart(
     tmp_path: Path, pretrained: Path, computed: Path
 ) -> None:

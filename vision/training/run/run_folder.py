@@ -1,16 +1,16 @@
-"""The folder of a run: its name, its stored settings, whether to resume it, and how it ended.
+"""The folder of a run: its name, its stored settings, and whether to resume it.
 
 outputs/<name>/
-    config.json    the settings that run
-    status.json    running | finished | preempted | failed, at which step of how many; seconds that
-                   the run has taken, parameters of its model, images that a device takes at once
-    metrics.jsonl  every number, one line per event: the truth that loggers get copies of
-    load_report.json  what became of the weights that the run started from, if it did from any
-    features/      of a probe: what it is trained on; see features.py
-    probe/         the run before this one, if probe_first asks for it
-    split.csv      of a folder of images: which one is in which split
+    config.json    the settings of the run
+    status.json    running | finished | preempted | failed, step, number of steps, duration in
+                   seconds, parameters of the model, micro-batch
+    metrics.jsonl  every number, one line per event; trackers get copies
+    load_report.json  report on loading the initial weights, if there were any
+    features/      cached features of a probe; see features.py
+    probe/         the run before this one, with probe_first
+    split.csv      split of a folder of images
     skipped-0.jsonl  images that process 0 could not read, if there were any
-    .lock          which process trains this run; see lock.py
+    .lock          lock of the process that trains this run; see lock.py
     checkpoints/   step_….safetensors and best.safetensors
 """
 
@@ -20,7 +20,7 @@ import os
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -50,8 +50,7 @@ LOWER_IS_BETTER = ("loss",)
 Status = Literal["running", "finished", "preempted", "failed"]
 
 PREEMPTED = 75
-"""Exit code of a run that was asked to stop and can go on (EX_TEMPFAIL): schedulers requeue on it.
-"""
+"""Exit code of a run that was stopped and can be resumed (EX_TEMPFAIL): schedulers requeue it."""
 
 
 class RunFileError(UserError, OSError):
@@ -60,7 +59,7 @@ class RunFileError(UserError, OSError):
     def __init__(self, file: Path, error: OSError) -> None:
         super().__init__(
             f"{file} cannot be written: {error.strerror or error}. What was stored before is "
-            "untouched; the same command goes on from the newest checkpoint."
+            "untouched; the same command resumes from the newest checkpoint."
         )
         self.errno = error.errno
 
@@ -84,17 +83,17 @@ class Run:
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints lie."""
+        """Folder of the checkpoints."""
         return self.folder / "checkpoints"
 
     @property
     def metrics(self) -> Path:
-        """Where numbers are written."""
+        """File of all numbers."""
         return self.folder / "metrics.jsonl"
 
     @property
     def split(self) -> Path:
-        """Which image of a folder is in which split."""
+        """File with the split of a folder of images."""
         return self.folder / "split.csv"
 
     def store_unreadable(self, rank: int, reasons: Mapping[str, str]) -> None:
@@ -106,17 +105,17 @@ class Run:
             _write(self.folder / f"skipped-{rank}.jsonl", "".join(f"{x}\n" for x in lines))
 
     def mark_latest(self) -> None:
-        """Let the link `latest` beside the run's folder point to it."""
+        """Point the link `latest` beside the run's folder to it."""
         link = self.folder.parent / "latest"
         if link.is_dir() and not link.is_symlink():
-            return  # somebody has a run of that name
+            return  # a run of that name
         fresh = self.folder.parent / f".latest-{os.getpid()}"
         with writing(link):
             fresh.symlink_to(self.folder.name)
             fresh.replace(link)
 
     def status(self) -> Mapping[str, Any]:
-        """How the run stands; empty if it never started."""
+        """The status of the run; empty if it never started."""
         return read_json(self.folder / "status.json")
 
     def decision(self, config: TrainConfig) -> Literal["new", "resume", "finished"]:
@@ -141,7 +140,7 @@ class Run:
         return "finished" if status["status"] == "finished" else "resume"
 
     def set_status(self, status: Status, step: int, **more: Any) -> None:
-        """Record how the run stands."""
+        """Write the status of the run."""
         write_json(self.folder / "status.json", {"status": status, "step": step, **more})
 
     def stored_settings(self) -> Mapping[str, Any]:
@@ -153,15 +152,16 @@ class Run:
         write_json(self.folder / "config.json", config.model_dump(mode="json"))
 
     def store_load_report(self, report: Mapping[str, Any]) -> None:
-        """Write what became of the weights that the run started from."""
+        """Write the report on loading the initial weights."""
         write_json(self.folder / "load_report.json", report)
 
     def cut_metrics(self, step: int) -> None:
-        """Forget numbers of steps after `step`, which are about to be taken again."""
+        """Remove the numbers of steps after `step`, which are about to be repeated."""
         if not self.metrics.exists():
             return
         lines = self.metrics.read_text(encoding="utf-8").splitlines()
-        kept = [line for line in lines if _is_whole(line) and json.loads(line)["step"] <= step]
+        complete = [line for line in lines if line.endswith("}")]  # a killed process may cut one
+        kept = [line for line in complete if json.loads(line)["step"] <= step]
         _write(self.metrics, "".join(f"{line}\n" for line in kept))
 
 
@@ -174,14 +174,14 @@ def find_run(config: TrainConfig, label: str) -> Run:
 
 
 def run_name(settings: Mapping[str, Any], label: str) -> str:
-    """`label` and six digits that follow from all settings that matter."""
+    """`label` and six digits of a digest of all settings that change what is learned."""
     fixed = {k: v for k, v in flat(settings).items() if not is_free(k)}
     digest = hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
     return f"{label}-{digest[:6]}"
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Settings that matter and differ, one line each."""
+    """Settings that differ and change what is learned, one line each."""
     before, after = flat(old), flat(new)
     keys = sorted(k for k in before.keys() | after.keys() if not is_free(k))
     return [
@@ -197,7 +197,7 @@ def better(metric: str, new: float, old: float) -> bool:
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted names."""
+    """Nested settings by dotted names."""
     found: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
@@ -209,26 +209,24 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @dataclass
 class StopRequest:
-    """Whether somebody asked this process to stop: SIGTERM, SIGINT or SIGUSR1."""
+    """A request to stop by SIGTERM, SIGINT or SIGUSR1; false until there is one."""
 
     signal: str = ""
-    _interrupts: int = field(default=0, repr=False)
 
     def __bool__(self) -> bool:
         return bool(self.signal)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Remember the request; a second interrupt from the keyboard ends the process at once."""
-        self.signal = signal.Signals(number).name
-        if number == signal.SIGINT:
-            self._interrupts += 1
-            if self._interrupts > 1:
-                raise KeyboardInterrupt
+        name = signal.Signals(number).name
+        if name == self.signal == "SIGINT":
+            raise KeyboardInterrupt
+        self.signal = name
 
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Within, signals are requests that the loop answers after its step."""
+    """Within, signals become a request that the loop handles after its step."""
     request = StopRequest()
     numbers = [signal.SIGTERM, signal.SIGINT]
     if hasattr(signal, "SIGUSR1"):  # not on Windows
@@ -247,12 +245,7 @@ def is_free(key: str) -> bool:
 
 
 def _shown(settings: Mapping[str, Any], key: str) -> str:
-    return json.dumps(settings[key]) if key in settings else "(not there)"
-
-
-def _is_whole(line: str) -> bool:
-    """A killed process may have left half a line."""
-    return line.startswith("{") and line.endswith("}")
+    return json.dumps(settings[key]) if key in settings else "(missing)"
 
 
 def read_json(file: Path) -> Mapping[str, Any]:
