@@ -22,6 +22,7 @@ from vision.cli.composition import compose
 from vision.config import parse
 from vision.training import loop
 from vision.training.configs import TrainConfig
+from vision.training.tasks import classification
 
 LEARNING_RATE, LEAST_RATE, WEIGHT_DECAY, CLIP = 1e-3, 1e-5, 0.05, 1.0
 CLASSES = ("one", "other")
@@ -166,10 +167,10 @@ def our_loop(setting: Setting, root: Path, outputs: Path, turn: int, own: bool) 
     def batches(*arguments: Any) -> Iterator[Any]:
         return timed_items(training_batches(*arguments), times)
 
-    training_batches = loop.training_batches
+    training_batches = classification.training_batches
     with ExitStack() as stack:
         stack.enter_context(redirect_stdout(io.StringIO()))
-        stack.enter_context(patch.object(loop, "training_batches", batches))
+        stack.enter_context(patch.object(classification, "training_batches", batches))
         for name, part in (
             ("_loop", "total"),
             ("forward_backward", "step"),

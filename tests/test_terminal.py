@@ -98,10 +98,10 @@ def test_check_of_data_names_its_classes(name: str) -> None:
 
 @EVERY_NAME
 def test_training_says_names_as_they_are(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    reporter = Reporter(speaks=True)
+    reporter = Reporter(main=True)
     reporter.say(f"The run is in {name}.")
     reporter.warn(f"init: {name} is odd.")
-    with reporter.counting(f"features of {name}", 3) as advance:
+    with reporter.progress_bar(f"features of {name}", 3) as advance:
         advance(3)
     lines = capsys.readouterr().out.splitlines()
     expected = [f"The run is in {name}.", f"warning: init: {name} is odd.", f"features of {name} …"]

@@ -57,10 +57,10 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, steps: Sequence[int]) -> None:
     left = list(steps)
     original = loop.forward_backward
 
-    def stopping(module, parts, setup, scaler, step):  # type: ignore[no-untyped-def]
+    def stopping(task, module, parts, scaler, step):  # type: ignore[no-untyped-def]
         if left and step == left[0]:
             del left[0]
             signal.raise_signal(signal.SIGTERM)
-        return original(module, parts, setup, scaler, step)
+        return original(task, module, parts, scaler, step)
 
     monkeypatch.setattr(loop, "forward_backward", stopping)

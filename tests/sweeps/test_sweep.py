@@ -21,7 +21,7 @@ from vision.checkpoints.native.checkpoint import read_checkpoint
 from vision.checkpoints.native.checkpoint_folder import latest
 from vision.cli.composition import compose, expand
 from vision.config import ConfigError
-from vision.sweeps.sweep import job_name
+from vision.sweeps.sweep import sweep_run_name
 from vision.training.run.run_folder import PREEMPTED
 
 ROOT = Path(__file__).parents[2]
@@ -132,11 +132,11 @@ def test_word_that_cannot_be_swept_is_refused(word: str, message: str) -> None:
         expand([word], ())
 
 
-def test_job_name_is_what_was_given_whatever_the_order_and_notation() -> None:
+def test_run_name_is_what_was_given_whatever_the_order_and_notation() -> None:
     _, jobs = expand(["seed=0", "optimizer.learning_rate=1e-3,3e-3", "seed=0,1"], ())
     _, others = expand(["seed=0,1", "optimizer.learning_rate=0.001,0.0030"], ())
-    names = {job_name(swept) for _, swept in jobs}
-    assert names == {job_name(swept) for _, swept in others}
+    names = {sweep_run_name(swept) for _, swept in jobs}
+    assert names == {sweep_run_name(swept) for _, swept in others}
     assert "optimizer.learning_rate=0.001,seed=0" in names and len(names) == 4
 
 
@@ -146,8 +146,8 @@ VALUES = st.one_of(
 
 
 @given(st.lists(VALUES | st.lists(VALUES, max_size=3), min_size=2, max_size=2))
-def test_job_name_is_a_file_name_and_differs_for_different_values(pair: list[object]) -> None:
-    first, second = (job_name({"augment/x": value, "seed": 0}) for value in pair)
+def test_run_name_is_a_file_name_and_differs_for_different_values(pair: list[object]) -> None:
+    first, second = (sweep_run_name({"augment/x": value, "seed": 0}) for value in pair)
     same = json.dumps(pair[0]) == json.dumps(pair[1])
     assert (first == second) == same
     assert len(first) <= 150 and first not in (".", "..")
@@ -158,7 +158,7 @@ MISTAKES = {
     "seed=0,x": "in 1 of 2 jobs, such as seed=x:\n       seed: should be a valid integer",
     "model=vit_mini,vit_minni seed=0": "model=vit_minni: unknown choice.",
     "seed=0,1 model.dpeth=3": "error: model.dpeth: unknown setting.",
-    "seed=1,1": "two jobs of the sweep are the same run",
+    "seed=1,1": "two runs of the sweep are the same",
     "name=a,b": "the name is the sweep's",
     "seed=0,1 hydra.verbose=true": "settings of Hydra itself are not for this command",
     "seed=0,1 hydra/launcher=joblib": "hydra/launcher=joblib: unknown choice",
@@ -195,7 +195,7 @@ def test_sweep_goes_on_after_a_failed_job_and_leaves_out_what_is_finished(tmp_pa
     sweep = small(tmp_path, "duration=3steps", "batch_size=64,8")  # 64 are more than there are
     code, output = run(tmp_path, *sweep)
     assert code == 1
-    assert "Of 2 jobs: 1 finished, 1 failed, 0 left." in output
+    assert "Of 2 runs: 1 finished, 1 failed, 0 left." in output
     assert "failed with exit code" in output and "fewer than one global batch of 64" in output
     assert status(tmp_path, "batch_size=8") == "finished"
     assert status(tmp_path, "batch_size=64") == "never started"
@@ -204,7 +204,7 @@ def test_sweep_goes_on_after_a_failed_job_and_leaves_out_what_is_finished(tmp_pa
     sweep = small(tmp_path, "duration=3steps", "batch_size=4,8")
     code, output = run(tmp_path, *sweep)
     assert code == 0
-    assert "2 jobs, 1 finished already." in output
+    assert "2 runs, 1 finished already." in output
     assert status(tmp_path, "batch_size=4") == "finished"
     assert (folder / "metrics.jsonl").stat().st_mtime_ns == before
     assert [p.name for p in tmp_path.iterdir()] == ["out"]  # Hydra has made no folder
@@ -217,7 +217,7 @@ def test_folder_of_a_job_can_be_given_to_other_commands_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    place = f"out/s/{job_name({'optimizer.learning_rate': 0.001, 'seed': 0})}"
+    place = f"out/s/{sweep_run_name({'optimizer.learning_rate': 0.001, 'seed': 0})}"
     Path(place).mkdir(parents=True)
     values, _ = compose("eval", [f"checkpoint={place}"])
     assert values["checkpoint"] == place
@@ -241,7 +241,7 @@ def test_sweep_asked_to_stop_saves_the_present_job_and_exits_75(
     process.wait(timeout=120)
     output = said_in(tmp_path).read_text()
     assert process.returncode == PREEMPTED, output
-    assert "Of 2 jobs: 0 finished, 0 failed, 2 left." in output
+    assert "Of 2 runs: 0 finished, 0 failed, 2 left." in output
     assert status(tmp_path, "seed=0") == "preempted"
     assert latest(tmp_path / "out" / "s" / "seed=0" / "checkpoints")
     assert status(tmp_path, "seed=1") == "never started"

@@ -115,7 +115,7 @@ def test_batch_that_processes_cannot_share_is_refused_with_what_would_fit(tmp_pa
     with pytest.raises(
         ConfigError, match=r"batch_size = 9 cannot be shared equally by 2 .*multiple"
     ):
-        build_job(config, Run(tmp_path / "run"), World(0, 2, torch.device("cpu")))
+        build_job(config, Run(tmp_path / "run"), World(0, 2, torch.device("cpu")), init=None)
 
 
 @pytest.mark.slow

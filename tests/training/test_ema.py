@@ -1,22 +1,13 @@
 """The average of the weights: its recursion, its names, and that the weights come back."""
 
-import os
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from vision.training.ema import (
-    averaged,
-    decay_at,
-    start_average,
-    unwrapped,
-    update_average,
-)
+from vision.training.ema import averaged, decay_at, start_average, update_average
 
 
 def network(seed: int = 0) -> nn.Sequential:
@@ -148,38 +139,3 @@ def test_training_after_an_evaluation_of_the_average_is_as_without_it() -> None:
             looked(torch.randn(4, 6))
             looked.train()
     assert_same(looked, state(plain))
-
-
-def test_average_of_another_model_is_refused_by_name() -> None:
-    average = start_average(network())
-    del average["0.weight"]
-    with pytest.raises(ValueError, match=r"another model: 1 names .* 0\.weight"):
-        update_average(average, network(), 0.9)
-    with pytest.raises(ValueError, match="another model"), averaged(network(), average):
-        pass
-
-
-def test_average_of_a_wrapped_model_has_the_names_of_the_model(tmp_path: Any) -> None:
-    model = network()
-    compiled: Any = torch.compile(model, backend="eager")
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = dist.FileStore(str(tmp_path / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        for wrapped in (
-            compiled,
-            DistributedDataParallel(model),
-            DistributedDataParallel(compiled),
-        ):
-            assert unwrapped(wrapped) is model
-            average = start_average(wrapped)
-            assert average.keys() == start_average(model).keys()
-            other = {name: tensor + 1 for name, tensor in average.items()}
-            images = torch.randn(4, 6)
-            with torch.no_grad():
-                plain = wrapped.eval()(images)
-                with averaged(wrapped, other):
-                    assert not torch.allclose(wrapped(images), plain)
-                assert torch.equal(wrapped(images), plain)
-    finally:
-        dist.destroy_process_group()

@@ -10,7 +10,7 @@ import torch
 from finetune_runs import base_run, explicit_model, stop_after, tuned_config, weights_of
 from model_settings import model_names, redraw
 from safetensors.torch import save_file
-from small_runs import folder_of_images, last_tensors, metrics, status
+from small_runs import assert_same_bits, folder_of_images, last_tensors, metrics, status
 
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.native.checkpoint import read_checkpoint
@@ -19,9 +19,10 @@ from vision.checkpoints.native.header import read_record
 from vision.checkpoints.open import open_model
 from vision.cli.composition import compose
 from vision.config import ConfigError
+from vision.training import loop
 from vision.training.loop import train
 from vision.training.run.run_folder import PREEMPTED, Run
-from vision.training.tune import counts
+from vision.training.tune import parameter_counts
 
 CPU = torch.device("cpu")
 
@@ -141,6 +142,27 @@ def test_probe_comes_first_and_its_head_is_what_fine_tuning_starts_with(
     assert status(tmp_path / "stopped")["status"] == "finished"
 
 
+def test_run_killed_before_its_first_checkpoint_starts_from_the_probe_again(
+    tmp_path: Path, pretrained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = ["recipe=probe_then_finetune", "probe_first.duration=4steps", "duration=2steps"]
+    assert train(tuned_config(tmp_path / "whole", pretrained, *more), "x") == 0
+    config = tuned_config(tmp_path / "killed", pretrained, *more)
+    original = loop.forward_backward
+
+    def killed(*arguments: Any) -> Any:
+        if arguments[0].config.probe_first is not None:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    monkeypatch.setattr(loop, "forward_backward", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, "x")
+    monkeypatch.undo()
+    assert train(config, "x") == 0
+    assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "killed"))
+
+
 @pytest.mark.parametrize("kind", ["head", "bitfit"])
 def test_baseline_is_tuned_from_a_run_with_its_statistics_kept(tmp_path: Path, kind: str) -> None:
     baseline = ["model=timm", "model.name=resnet10t", "data.image_size=32"]
@@ -189,7 +211,7 @@ WRONG = {
     "init=timm:no_such_model": "init: timm has no weights",
     "init=pretrained model=vit_mini": "no published weights are known for this model",
     "init=null": "model=auto takes the model from the weights",
-    "tune=partial tune.parts=[bloks.1]": "has nothing called 'bloks.1'",
+    "tune=partial tune.parts=[bloks.1]": "'bloks.1' matches no part of the model",
     "tune=partial tune.blocks=9": "tune.blocks = 9: the model has 2 blocks",
     "tune=lora tune.rank=99": "tune.rank = 99 is larger than",
     "tune=lora tune.targets=[q,q]": "name each one once",
@@ -235,7 +257,7 @@ def test_models_name_weights_that_timm_has() -> None:
 def test_counts_tell_trained_from_all() -> None:
     model = torch.nn.Linear(3, 2)
     model.bias.requires_grad_(False)
-    assert counts(model) == (6, 8)
+    assert parameter_counts(model) == (6, 8)
 
 
 @pytest.mark.slow

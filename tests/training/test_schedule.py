@@ -17,7 +17,7 @@ from timm.scheduler import CosineLRScheduler, PolyLRScheduler
 
 from vision.config import ConfigError, parse
 from vision.data.order import BatchOrder, epoch_length
-from vision.training.configs import TrainConfig
+from vision.training.configs import ScheduleConfig, TrainConfig
 from vision.training.schedule import Schedule, build_schedule, lr_at
 
 SCHEDULE = {
@@ -110,8 +110,8 @@ def test_plan_of_fewer_images_than_a_batch_is_refused() -> None:
 def test_cooldown_comes_after_the_duration() -> None:
     planned = plan(duration="3epochs", schedule__cooldown="1epochs", schedule__warmup="1epochs")
     assert (planned.warmup, planned.decay, planned.total) == (10, 30, 40)
-    assert lr_at(29, planned) > planned.end_at
-    assert {lr_at(step, planned) for step in range(30, 41)} == {planned.end_at}
+    assert lr_at(29, planned) > planned.settings.end_at
+    assert {lr_at(step, planned) for step in range(30, 41)} == {planned.settings.end_at}
 
 
 def test_learning_rate_is_scaled_by_the_batch_only_if_asked() -> None:
@@ -201,7 +201,9 @@ def test_learning_rate_rises_then_falls_within_its_bounds(
 ) -> None:
     total = warmup + decay
     every = (1, None, 1, 1)
-    planned = Schedule(8, 10, warmup, total, total + cooldown, *every, 0.1, shape, 2.0, 0.001, 0.01)
+    changes = {"shape": shape, "power": 2.0, "warmup_from": 0.001, "end_at": 0.01}
+    settings = parse(ScheduleConfig, SCHEDULE | changes)
+    planned = Schedule(10, warmup, total, total + cooldown, *every, 0.1, settings)
     found = rates(planned)
     assert all(a < b for a, b in pairwise(found[: warmup + 1]))
     assert all(a >= b for a, b in pairwise(found[warmup:]))

@@ -1,4 +1,4 @@
-"""Runs side by side: those that differ only in their seed are one group, with mean and std."""
+"""Comparison of runs: those that differ only in their seed are a group, with mean and std."""
 
 import json
 import math
@@ -15,86 +15,78 @@ from vision.sweeps.results import Result, Select, Split, evaluations, read_resul
 from vision.training.run.run_folder import LOWER_IS_BETTER, Run
 
 FEW = 4
-"""So many settings of one part (model, optimizer, …) that differ are all shown."""
+"""Up to this number, all settings of a part (model, optimizer, …) that differ are shown."""
 ABSENT = "–"
-"""Of a setting that a run does not have, because its model is of another kind."""
+"""Stands for a setting that a run does not have, because its model is of another kind."""
 
 
 @dataclass(frozen=True)
-class Group:
+class RunGroup:
     """Runs that differ only in their seed."""
 
-    runs: tuple[Result, ...]
+    runs: Sequence[Result]
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What the runs have in common."""
+        """Settings that the runs have in common."""
         return self.runs[0].settings
 
     @property
     def complete(self) -> bool:
-        """Whether the numbers are those of finished runs."""
+        """Whether there are finished runs, to which the numbers then refer."""
         return any(run.finished for run in self.runs)
 
     @cached_property
     def counted(self) -> list[Result]:
-        """The finished runs; if there is none, those that have been evaluated at all."""
+        """The finished runs; without any, those that have been evaluated."""
         with_value = [run for run in self.runs if run.value is not None]
         return [run for run in with_value if run.finished or not self.complete]
 
     @property
     def values(self) -> list[float]:
-        """The metric in each run that is counted."""
+        """Values of the metric in the runs that are counted."""
         return [run.value for run in self.counted if run.value is not None]
 
     @property
     def mean(self) -> float | None:
-        """Of the metric over the runs that are counted."""
+        """Mean of the metric over the runs that are counted."""
         return statistics.fmean(self.values) if self.values else None
 
     @property
     def std(self) -> float | None:
-        """Of the sample (divided by n − 1); a single run has none."""
+        """Standard deviation of the sample (divided by n − 1); None for a single run."""
         if len(self.values) < 2 or not all(map(math.isfinite, self.values)):
             return None
         return statistics.stdev(self.values)
 
     @property
     def seconds(self) -> float | None:
-        """Mean time of the runs that are counted."""
+        """Mean duration of the runs that are counted."""
         known = [run.seconds for run in self.counted if run.seconds is not None]
         return statistics.fmean(known) if known else None
 
     @property
     def parameters(self) -> int | None:
-        """Of the model."""
+        """Number of parameters of the model."""
         return next((run.parameters for run in self.runs if run.parameters is not None), None)
 
 
 @dataclass(frozen=True)
-class Column:
-    """A setting that differs between groups, and those that follow from it in all groups."""
-
-    key: str
-    others: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Comparison:
-    """Groups from best to worst, and what is to be said about them."""
+    """Groups from best to worst, with notes."""
 
     metric: str
     split: Split
     select: Select
-    groups: tuple[Group, ...]
-    differing: tuple[str, ...]
-    """Every setting that differs between groups."""
-    columns: tuple[Column, ...]
-    """The same, with those in one column that differ together, where there are many."""
-    notes: tuple[str, ...]
+    groups: Sequence[RunGroup]
+    differing: Sequence[str]
+    """All settings that differ between groups."""
+    columns: Mapping[str, Sequence[str]]
+    """The same, each with the settings that it decides, which need no column of their own."""
+    notes: Sequence[str]
 
-    def best(self) -> list[Group]:
-        """The groups with the best mean among those that have finished runs; several if equal."""
+    def best(self) -> list[RunGroup]:
+        """The groups with the best mean among those with finished runs; several if equal."""
         ranked = [g for g in self.groups if g.complete and g.mean is not None]
         if len(ranked) < 2:
             return []
@@ -102,7 +94,7 @@ class Comparison:
 
 
 def compare(runs: Iterable[Path], metric: str, split: Split, select: Select) -> Comparison:
-    """Group runs by the settings that matter, and their results in a metric."""
+    """Group runs by the settings that change what is learned, and rank them by a metric."""
     results, metrics = [], set[str]()
     for folder in runs:
         run = Run(folder)
@@ -115,22 +107,15 @@ def compare(runs: Iterable[Path], metric: str, split: Split, select: Select) -> 
     for result in results:
         key = json.dumps(result.settings, sort_keys=True)
         by_settings.setdefault(key, []).append(result)
-    groups = [Group(tuple(sorted(g, key=lambda r: r.seed))) for g in by_settings.values()]
+    groups = [RunGroup(sorted(g, key=lambda run: run.seed)) for g in by_settings.values()]
     groups.sort(key=lambda group: _rank(metric, group))
     differing = _differing(groups)
     columns = _columns(groups, differing)
-    return Comparison(
-        metric,
-        split,
-        select,
-        tuple(groups),
-        tuple(differing),
-        tuple(columns),
-        tuple(_notes(groups, columns)),
-    )
+    notes = _notes(groups, columns)
+    return Comparison(metric, split, select, groups, differing, columns, notes)
 
 
-def _rank(metric: str, group: Group) -> tuple[bool, bool, float]:
+def _rank(metric: str, group: RunGroup) -> tuple[bool, bool, float]:
     """Finished before unfinished, measured before unmeasured, then by the mean."""
     mean = group.mean
     if mean is None or math.isnan(mean):
@@ -142,55 +127,54 @@ def _no_values(results: Sequence[Result], metrics: set[str], metric: str, split:
     folders = ", ".join(str(result.folder) for result in results[:3])
     more = f" and {len(results) - 3} more" if len(results) > 3 else ""
     if not metrics:
-        return f"runs: none has been evaluated yet: {folders}{more}."
+        return f"runs: none of them has been evaluated yet: {folders}{more}."
     if metric not in metrics:
         return f"metric: no run has '{metric}'. {suggest(metric, metrics)}"
     return f"split: no run has evaluations of '{split}'; runs with an average (ema) have val_ema."
 
 
-def _differing(groups: Sequence[Group]) -> list[str]:
-    """Settings that are not the same in all groups, in the order of the config."""
+def _differing(groups: Sequence[RunGroup]) -> list[str]:
+    """Settings that differ between groups, in the order of the config."""
     keys = dict.fromkeys(key for group in groups for key in group.settings)
     return [key for key in keys if len({_value(group, key) for group in groups}) > 1]
 
 
-def _value(group: Group, key: str) -> str:
+def _value(group: RunGroup, key: str) -> str:
     return json.dumps(group.settings[key]) if key in group.settings else ABSENT
 
 
-def _columns(groups: Sequence[Group], differing: Sequence[str]) -> list[Column]:
-    """One column per setting; where many of one part differ, those that another one decides share
-    its column. The kind or name of the part comes first.
+def _columns(groups: Sequence[RunGroup], differing: Sequence[str]) -> dict[str, list[str]]:
+    """One column per setting. Where many of one part differ, a setting shares the column of the one
+    that decides it; the kind or name of the part comes first.
     """
-    columns = []
+    columns: dict[str, list[str]] = {}
     for part in dict.fromkeys(key.partition(".")[0] for key in differing):
         keys = [key for key in differing if key.partition(".")[0] == part]
         if len(keys) <= FEW:
-            columns += [Column(key, ()) for key in keys]
+            columns |= {key: [] for key in keys}
             continue
         kept: dict[str, list[str]] = {}
-        for key in sorted(keys, key=lambda key: (key not in (f"{part}.kind", f"{part}.name"),)):
+        for key in sorted(keys, key=lambda key: key not in (f"{part}.kind", f"{part}.name")):
             decider = next((k for k in kept if _decides(groups, k, key)), None)
             if decider is None:
                 kept[key] = []
             else:
                 kept[decider].append(key)
-        columns += [Column(key, tuple(others)) for key, others in kept.items()]
+        columns |= kept
     return columns
 
 
-def _decides(groups: Sequence[Group], key: str, other: str) -> bool:
+def _decides(groups: Sequence[RunGroup], key: str, other: str) -> bool:
     """Whether groups with the same value of `key` have the same value of `other`."""
     pairs = {(_value(group, key), _value(group, other)) for group in groups}
     return len(pairs) == len({value for value, _ in pairs})
 
 
-def _notes(groups: Sequence[Group], columns: Sequence[Column]) -> list[str]:
+def _notes(groups: Sequence[RunGroup], columns: Mapping[str, Sequence[str]]) -> list[str]:
     notes = [
-        f"{column.key} stands for {len(column.others)} more that differ with it: "
-        f"{', '.join(column.others)}"
-        for column in columns
-        if column.others
+        f"{key} stands for {len(others)} more settings that differ with it: {', '.join(others)}"
+        for key, others in columns.items()
+        if others
     ]
     for group in groups:
         for run in group.runs:

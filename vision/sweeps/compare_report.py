@@ -2,23 +2,27 @@
 
 import csv
 import json
-import re
 from io import StringIO
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from vision.sweeps.compare import ABSENT, Comparison, Group
+from vision.sweeps.compare import ABSENT, Comparison, RunGroup
 from vision.terminal import elapsed, plain
 
 SHARES = ("top1", "top5", "balanced_accuracy", "macro_f1")
 """Metrics between 0 and 1, shown as percentages."""
+RUN_FIELDS = ("seed", "status", "step", "steps", "value", "seconds")
+"""Fields of a result that JSON has for every run."""
 PLAIN_WIDTH = 240
+_LATEX = str.maketrans(
+    {"\\": r"\textbackslash ", "±": r"$\pm$", "–": "--", "^": r"\^{}", "~": r"\~{}"}
+    | {character: f"\\{character}" for character in "&%$#_{}"}
+)
 
 
 def table_text(comparison: Comparison, to_file: bool = False) -> str:
-    """For people; in a file without colours and with lines as long as they need to be."""
+    """A table for the terminal; for a file without colours and with lines of any length."""
     console = Console(highlight=False)
     if to_file or not console.is_terminal:
         console = Console(highlight=False, width=PLAIN_WIDTH, no_color=True, force_terminal=False)
@@ -39,7 +43,7 @@ def table_text(comparison: Comparison, to_file: bool = False) -> str:
 
 
 def csv_text(comparison: Comparison) -> str:
-    """For programs: a line per group, every setting that differs, numbers with all digits."""
+    """CSV: a line per group, every setting that differs, numbers with all digits."""
     file = StringIO()
     writer = csv.writer(file, lineterminator="\n")
     metric = comparison.metric
@@ -49,8 +53,7 @@ def csv_text(comparison: Comparison) -> str:
         writer.writerow(
             [
                 *(_setting(group, key) for key in comparison.differing),
-                *(_exact(x) for x in (group.mean, group.std, len(group.values))),
-                *(_exact(x) for x in (group.seconds, group.parameters)),
+                *(group.mean, group.std, len(group.values), group.seconds, group.parameters),
                 sum(run.finished for run in group.runs),
                 sum(not run.finished for run in group.runs),
                 " ".join(str(run.folder) for run in group.runs),
@@ -60,7 +63,7 @@ def csv_text(comparison: Comparison) -> str:
 
 
 def json_text(comparison: Comparison) -> str:
-    """For programs: everything, with the runs of each group."""
+    """JSON: everything, with the runs of each group."""
     groups = [
         {
             "settings": {key: group.settings.get(key) for key in comparison.differing},
@@ -72,12 +75,7 @@ def json_text(comparison: Comparison) -> str:
             "runs": [
                 {
                     "folder": str(run.folder),
-                    "seed": run.seed,
-                    "status": run.status,
-                    "step": run.step,
-                    "steps": run.steps,
-                    "value": run.value,
-                    "seconds": run.seconds,
+                    **{name: getattr(run, name) for name in RUN_FIELDS},
                     "counted": run in group.counted,
                 }
                 for run in group.runs
@@ -96,7 +94,7 @@ def json_text(comparison: Comparison) -> str:
 
 
 def latex_text(comparison: Comparison) -> str:
-    """For a paper: a tabular with the rules of the package booktabs."""
+    """A LaTeX tabular with the rules of the package booktabs."""
     headers, rows = _cells(comparison)
     best = comparison.best()
     settings = len(comparison.columns)
@@ -104,11 +102,11 @@ def latex_text(comparison: Comparison) -> str:
     lines += [
         rf"\begin{{tabular}}{{{'l' * settings}{'r' * (len(headers) - settings)}}}",
         r"\toprule",
-        " & ".join(map(_latex, headers)) + r" \\",
+        " & ".join(header.translate(_LATEX) for header in headers) + r" \\",
         r"\midrule",
     ]
     for group, row in zip(comparison.groups, rows, strict=True):
-        cells = [_latex(cell) for cell in row]
+        cells = [cell.translate(_LATEX) for cell in row]
         if group in best:
             cells[settings] = rf"\textbf{{{cells[settings]}}}"
         lines.append(" & ".join(cells) + r" \\")
@@ -117,10 +115,15 @@ def latex_text(comparison: Comparison) -> str:
 
 
 def _cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    """Headers and rows of a table for people."""
-    keys = [column.key for column in comparison.columns]
+    """Headers and rows of a table."""
+    keys = list(comparison.columns)
     unit = " (%)" if comparison.metric in SHARES else ""
-    headers = [*map(_short(keys), keys), f"{comparison.metric}{unit}", "n", "time", "parameters"]
+    ends = [key.rpartition(".")[2] for key in keys]
+    titles = [
+        key if ends.count(end) > 1 or end in ("kind", "name") else end
+        for key, end in zip(keys, ends, strict=True)
+    ]
+    headers = [*titles, f"{comparison.metric}{unit}", "n", "time", "parameters"]
     rows = [
         [
             *(_setting(group, key) for key in keys),
@@ -134,18 +137,7 @@ def _cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     return headers, rows
 
 
-def _short(keys: list[str]) -> Any:
-    """A function that drops what a setting is part of, unless two would then be the same."""
-    ends = [key.rpartition(".")[2] for key in keys]
-
-    def short(key: str) -> str:
-        end = key.rpartition(".")[2]
-        return key if ends.count(end) > 1 or end in ("kind", "name") else end
-
-    return short
-
-
-def _value(metric: str, group: Group) -> str:
+def _value(metric: str, group: RunGroup) -> str:
     if group.mean is None:
         return ABSENT
     scale, digits = (100, 2) if metric in SHARES else (1, 4)
@@ -155,39 +147,24 @@ def _value(metric: str, group: Group) -> str:
     return text if group.complete else f"{text}*"
 
 
-def _number(group: Group) -> str:
-    """How many runs are counted, and how many are not."""
+def _number(group: RunGroup) -> str:
+    """The number of runs that are counted, and of those that are not."""
     others = len(group.runs) - len(group.values)
     return f"{len(group.values)}" + (f" (+{others})" if others else "")
 
 
-def _setting(group: Group, key: str) -> str:
+def _setting(group: RunGroup, key: str) -> str:
     if key not in group.settings:
         return ABSENT
     value = group.settings[key]
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _exact(number: float | None) -> str:
-    return "" if number is None else repr(number)
-
-
 def _caption(comparison: Comparison) -> str:
-    which = {
-        "best": "at the evaluation of best.safetensors",
-        "last": "at the last evaluation",
-    }[comparison.select]
-    weights = {
-        "auto": "validation images (averaged weights where there are some)",
-        "val": "validation images, weights as trained",
-        "val_ema": "validation images, averaged weights",
-    }[comparison.split]
-    deviation = "mean ± standard deviation over seeds"
-    return f"{comparison.metric} on {weights}, {which}; {deviation}; time is the mean of a run's."
-
-
-def _latex(text: str) -> str:
-    text = re.sub(r"([&%$#_{}])", r"\\\1", text.replace("\\", r"\textbackslash "))
+    best = comparison.select == "best"
+    evaluation = "the evaluation of best.safetensors" if best else "the last evaluation"
+    weights = {"auto": "averaged where available", "val": "raw", "val_ema": "averaged"}
     return (
-        text.replace("±", r"$\pm$").replace("–", "--").replace("^", r"\^{}").replace("~", r"\~{}")
+        f"{comparison.metric} on validation images (weights: {weights[comparison.split]}), at "
+        f"{evaluation}; mean ± standard deviation over seeds; time is the mean duration of a run."
     )

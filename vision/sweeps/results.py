@@ -1,5 +1,5 @@
-"""What runs have come to, read from their folders without torch: config.json, status.json,
-metrics.jsonl and, where a run was killed, the header of its newest checkpoint.
+"""Results of runs, read from their folders without torch: config.json, status.json, metrics.jsonl
+and, where a run was killed, the header of its newest checkpoint.
 """
 
 import json
@@ -20,49 +20,49 @@ Select = Literal["best", "last"]
 
 @dataclass(frozen=True)
 class Result:
-    """What one run has come to."""
+    """The result of a run."""
 
     folder: Path
     seed: int
     settings: Mapping[str, Any]
-    """By dotted names; those that matter, without the seed."""
+    """Settings that change what is learned, without the seed, by dotted names."""
     status: str
-    """finished, preempted, failed, or running: which it also says after the process was killed."""
+    """finished, preempted, failed or running; a run that was killed stays at running."""
     step: int
     steps: int | None
-    """That the run is to take; None if an older version wrote it, as below."""
+    """Length of the run; None, as below, if an older version wrote it."""
     value: float | None
-    """Of the metric; None if it was not evaluated yet."""
+    """Value of the metric; None before the first evaluation."""
     seconds: float | None
     parameters: int | None
 
     @property
     def finished(self) -> bool:
-        """Whether the run has taken all its steps."""
+        """Whether the run has done all its steps."""
         return self.status == "finished"
 
 
 def find_runs(places: Sequence[str]) -> tuple[list[Path], list[Path]]:
-    """The folders of runs that are meant, each place being one, holding some or being a pattern;
-    and what neither is nor holds one.
+    """The folders of runs at some places: runs, folders that contain runs, or patterns. Also
+    returns the folders without any run.
     """
     if not places:
-        raise ConfigError("runs: which ones? For example: vision compare outputs/*")
+        raise ConfigError("runs: name at least one, such as: vision compare outputs/*")
     found: dict[Path, Path] = {}
     without = []
     for place in places:
         matches = _matches(Path(place))
         if not matches:
-            raise ConfigError(f"runs: there is nothing at '{place}'.")
+            raise ConfigError(f"runs: '{place}' does not exist; give a folder or a pattern.")
         for match in matches:
             below = _runs_below(match)
-            for run in below:  # a run counts once, also where a link such as `latest` leads to it
+            for run in below:  # a run counts once, even if a link such as `latest` points to it
                 if run.resolve() not in found or not run.is_symlink():
                     found[run.resolve()] = run
             if not below:
                 without.append(match)
     if not found:
-        raise ConfigError(f"runs: there is no run in {', '.join(map(str, without))}.")
+        raise ConfigError(f"runs: no run in {', '.join(map(str, without))}.")
     return list(found.values()), without
 
 
@@ -81,7 +81,7 @@ def _runs_below(path: Path) -> list[Path]:
 
 
 def evaluations(run: Run) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl that are about validation images."""
+    """The lines of metrics.jsonl with numbers on validation images."""
     if not run.metrics.exists():
         return []
     lines = run.metrics.read_text(encoding="utf-8").splitlines()
@@ -91,7 +91,7 @@ def evaluations(run: Run) -> list[dict[str, Any]]:
             event = json.loads(line)
         except ValueError as error:
             if number == len(lines):
-                continue  # being written, or cut off when the run was killed: a resume repeats it
+                continue  # being written, or cut off when the run was killed
             raise ConfigError(f"{run.metrics}, line {number}: {error}.") from error
         if event["split"] != "train":
             events.append(event)
@@ -101,10 +101,10 @@ def evaluations(run: Run) -> list[dict[str, Any]]:
 def read_result(
     run: Run, events: Sequence[Mapping[str, Any]], metric: str, split: Split, select: Select
 ) -> Result:
-    """What a run has come to in a metric, given its evaluations."""
+    """The result of a run in a metric, given its evaluations."""
     settings = flat(run.stored_settings())
     status = dict(run.status()) or {"status": "running", "step": 0}
-    if status["status"] == "running":  # at its start; what it has come to since, a checkpoint knows
+    if status["status"] == "running":  # written at its start; a checkpoint is newer
         status |= _newest_record(run)
     weights = split if split != "auto" else "val" if settings.get("ema") is None else "val_ema"
     step = _best_step(events, settings) if select == "best" else None
@@ -123,18 +123,18 @@ def read_result(
 
 
 def _newest_record(run: Run) -> dict[str, Any]:
-    """Step, time and parameters from the newest checkpoint that can be read."""
+    """Step, time and parameters from the newest readable checkpoint."""
     for path in latest(run.checkpoints):
         try:
             record = read_record(path)
         except CheckpointError:
-            continue  # a resume falls back on the one before it, too
+            continue  # resuming falls back to the one before it, too
         return {k: record[k] for k in ("step", "seconds", "parameters") if k in record}
     return {}
 
 
 def _best_step(events: Iterable[Mapping[str, Any]], settings: Mapping[str, Any]) -> int | None:
-    """The step of best.safetensors: the metric that decided, of the average if there is one."""
+    """The step of best.safetensors, by the metric of `checkpoint.best`."""
     metric = settings["checkpoint.best"]
     decided = "val" if settings.get("ema") is None else "val_ema"
     step, best = None, None

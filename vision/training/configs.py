@@ -1,8 +1,8 @@
-"""What a training run can be told. Free of torch, so that a typo is answered at once."""
+"""Settings of a training run. Free of torch, so that a typo is reported at once."""
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -15,22 +15,13 @@ Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 
 
-class Length(NamedTuple):
-    """How long something lasts or how often it happens: so many steps, epochs or samples."""
-
-    amount: float
-    unit: Literal["step", "epoch", "sample"]
-
-
-def parse_length(text: str) -> Length:
-    """`20epochs`, `0.5epochs`, `1000steps` or `5e6samples`."""
+def parse_length(text: str) -> tuple[float, str]:
+    """Amount and unit (step, epoch or sample) of a length such as `0.5epochs` or `5e6samples`."""
     number = r"\d+(?:\.\d+)?(?:e\d+)?"
     match = re.fullmatch(rf"\s*({number})\s*(step|epoch|sample)s?\s*", text)
     if match is None:
         raise ValueError(f"'{text}' is not a duration; write 20epochs, 1000steps or 5e6samples.")
-    unit = match[2]
-    assert unit in ("step", "epoch", "sample")
-    return Length(float(match[1]), unit)  # type: ignore[arg-type]
+    return float(match[1]), match[2]
 
 
 def _check_length(text: str) -> str:
@@ -42,28 +33,27 @@ Duration = Annotated[str, AfterValidator(_check_length)]
 
 
 class OptimizerConfig(Config):
-    """How weights follow gradients. The optimiser itself comes from timm's factory."""
+    """The optimiser, built by timm's factory, and gradient clipping."""
 
     name: str
     """timm's name: adamw, lamb, lion, muon, sgd, …"""
     learning_rate: Positive
-    """The peak, for a global batch of `reference_batch` images."""
+    """Peak learning rate, for a global batch of `reference_batch` images."""
     reference_batch: PositiveInt | None
-    """The learning rate grows in proportion to batch_size / reference_batch; null: it is used as it
-    is.
-    """
+    """Batch for which learning_rate holds: it is multiplied by batch_size / reference_batch; null:
+    not scaled."""
     weight_decay: NotNegative
-    """Not applied to biases, norms, tokens and position tables; see the model's no_weight_decay."""
+    """Weight decay, except for biases, norms, tokens and position tables."""
     betas: tuple[Rate, Rate] | None
-    """null: the optimiser's own, as with eps and momentum."""
+    """Coefficients of the moments; null: the optimiser's own, as for eps and momentum."""
     eps: Positive | None
     momentum: Rate | None
     layer_decay: Annotated[float, Field(gt=0, le=1)]
-    """Factor of the learning rate from each layer to the one below it; 1: all alike."""
+    """Factor of the learning rate from each layer to the one below it; 1: the same for all."""
     clip: Literal["none", "norm", "value", "agc"]
     clip_at: Positive
-    """Largest norm of all gradients, largest gradient, or largest share of a weight's norm (agc).
-    """
+    """Largest norm of all gradients (norm), largest gradient (value), or largest ratio of a
+    gradient to its weights (agc)."""
 
 
 class ScheduleConfig(Config):
@@ -71,37 +61,38 @@ class ScheduleConfig(Config):
 
     shape: Literal["cosine", "linear", "polynomial", "constant"]
     power: Positive
-    """Of a polynomial."""
+    """Exponent of shape=polynomial."""
     warmup: Duration
+    """Length of the linear rise to the peak."""
     warmup_from: NotNegative
-    """Learning rate of the first step, as it is: not scaled with the batch."""
+    """Learning rate of the first step, not scaled with the batch."""
     end_at: NotNegative
-    """Learning rate that the decay ends at, as it is: not scaled with the batch."""
+    """Learning rate at the end of the decay, not scaled with the batch."""
     cooldown: Duration
-    """Further training at the last learning rate, after the run's duration."""
+    """Length of further training at the last learning rate, after `duration`."""
 
 
 class LossConfig(Config):
-    """What is minimised."""
+    """The loss of a classifier."""
 
     kind: Literal["cross_entropy", "bce"]
-    """Of the softmax, or of one sigmoid per class (DeiT-III)."""
+    """Cross-entropy of the softmax, or of one sigmoid per class (DeiT-III)."""
     bce_threshold: Rate | None
-    """Targets above it count as 1, others as 0; null: targets as they are."""
+    """Threshold above which mixed targets count as 1, others as 0; null: targets as they are."""
 
 
 class CheckpointConfig(Config):
-    """What is stored of a run, and when."""
+    """Checkpoints of a run."""
 
     every: Duration
     keep: PositiveInt
-    """The last so many are kept, beside the best one."""
+    """Number of last checkpoints that are kept, beside the best one."""
     best: Literal["loss", "top1", "top5", "balanced_accuracy", "macro_f1"]
-    """The metric on validation images that decides what is best."""
+    """Metric on validation images that decides which checkpoint is the best."""
 
 
 class LogConfig(Config):
-    """Where numbers go. `metrics.jsonl` in the run's folder always gets them."""
+    """Logging. `metrics.jsonl` in the run's folder always has all numbers."""
 
     every: Duration
     wandb: Literal["disabled", "offline", "online"]
@@ -109,46 +100,46 @@ class LogConfig(Config):
 
 
 class TuneAllConfig(Config):
-    """Every parameter is trained."""
+    """Training of all parameters."""
 
     kind: Literal["all"]
 
 
 class TuneHeadConfig(Config):
-    """Only the classifying layer is trained, on the features of a model that stays as it is."""
+    """Training of the classifying layer alone (linear probe)."""
 
     kind: Literal["head"]
     cache: bool
-    """Compute the features of every image once and keep them in the run's folder. Needs images
-    without augmentation."""
+    """Whether the features of every image are computed once and kept in the run's folder. Needs
+    images without augmentation."""
 
 
 class TunePartialConfig(Config):
-    """The last blocks, named parts and the head are trained; the rest stays as it is."""
+    """Training of the last blocks, named parts and the head."""
 
     kind: Literal["partial"]
     blocks: Count
-    """So many blocks from the end, and the norm after them."""
+    """Number of blocks from the end, trained with the norm after them."""
     parts: tuple[str, ...]
-    """Further parameters or modules by name; * stands for anything: patch_embed, blocks.*.attn."""
+    """Names of further parameters or modules; * matches anything: patch_embed, blocks.*.attn."""
 
 
 LoraTarget = Literal["q", "k", "v", "proj", "fc1", "fc2"]
 
 
 class TuneLoraConfig(Config):
-    """Low-rank additions to the layers of every block, and the head, are trained (Hu et al., ICLR
+    """Training of low-rank additions to the layers of every block, and of the head (Hu et al., ICLR
     2022).
     """
 
     kind: Literal["lora"]
     rank: PositiveInt
     alpha: Positive
-    """The addition is multiplied by alpha / rank."""
+    """Scale of the additions, which are multiplied by alpha / rank."""
     targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1)]
     """Queries, keys, values and output of the attention; first and second layer of the MLP."""
     dropout: Rate
-    """Of what the additions are given."""
+    """Dropout rate of the inputs of the additions."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -158,7 +149,7 @@ class TuneLoraConfig(Config):
 
 
 class TuneBitfitConfig(Config):
-    """Only biases and the head are trained (Ben Zaken et al., ACL 2022)."""
+    """Training of biases and the head (Ben Zaken et al., ACL 2022)."""
 
     kind: Literal["bitfit"]
 
@@ -169,7 +160,7 @@ TuneConfig = Annotated[
 ]
 
 
-PLAIN_PICTURES = {
+PLAIN_IMAGES = {
     "crop": "center",
     "interpolation": "evaluation",
     "flip": 0.0,
@@ -180,43 +171,42 @@ PLAIN_PICTURES = {
     "mixup": 0.0,
     "cutmix": 0.0,
 }
-"""Settings of an augmentation with which training images are those of an evaluation."""
+"""Settings of an augmentation that leaves training images as they are in evaluation."""
 
 
 class ProbeFirstConfig(Config):
-    """Before a fine-tuning: the head alone, on cached features of images as in evaluation, so
-    that a head that knows nothing does not spoil the features (Kumar et al., ICLR 2022).
+    """A probe before fine-tuning: training of the head on cached features, so that an untrained
+    head does not distort the features (Kumar et al., ICLR 2022).
     """
 
     duration: Duration
     learning_rate: Positive
-    """The peak, as it is: not scaled with the batch."""
+    """Peak learning rate, not scaled with the batch."""
 
 
 class TrainConfig(Config):
-    """A whole training run."""
+    """A training run."""
 
     name: str
-    """Of the run and its folder; auto: model, data and a digest of the settings."""
+    """Name of the run and its folder; auto: model, data and a digest of the settings."""
     output: str
-    """Folder that holds the runs."""
+    """Folder that contains the runs."""
     seed: Count
     init: str | None
     """Weights to start from: a run's folder, a checkpoint file of any known format, timm:NAME,
-    hf:OWNER/NAME, or `pretrained` for those that the model's YAML names; null: drawn from the seed.
+    hf:OWNER/NAME, or `pretrained` for those in the model's YAML file; null: drawn from the seed.
     """
     init_weights: Literal["auto", "raw", "ema"]
-    """The weights as trained, or their average; auto: the average if there is one."""
+    """Raw weights or their average; auto: the average if there is one."""
     init_rename: Renaming
-    """Rules "pattern -> replacement" for the names of tensors, applied before the layout is
-    recognised."""
+    """Rules "pattern -> replacement" for tensor names, applied before the layout is recognised."""
     init_positions: Literal[
         "auto", "bicubic_antialias", "bicubic", "bicubic_corners", "dino", "bilinear_corners"
     ]
-    """How a table of positions is fitted to another grid; auto: as the project that wrote the
-    weights does."""
+    """Interpolation of position tables for another grid; auto: that of the project that wrote the
+    weights."""
     init_windows: Literal["auto", "geometric", "bicubic", "bilinear"]
-    """How a table of relative positions is fitted to another window or grid; auto: as above."""
+    """Interpolation of relative position tables for another window or grid; auto: as above."""
     model: ModelChoice
     tune: TuneConfig
     probe_first: ProbeFirstConfig | None
@@ -228,35 +218,34 @@ class TrainConfig(Config):
     schedule: ScheduleConfig
     loss: LossConfig
     duration: Duration
-    """Of warm-up and decay together; a cool-down comes on top."""
+    """Length of warm-up and decay together; a cool-down is added."""
     batch_size: PositiveInt
-    """Images per step over all devices together, whatever their number."""
+    """Images per step over all devices together."""
     max_batch_per_device: PositiveInt | Literal["auto"] | None
-    """Gradients are accumulated over equal parts of at most this size; null: no limit; auto: the
-    largest that fits, found by trying before the first step."""
+    """Largest micro-batch; gradients are accumulated over equal parts. null: no limit; auto: the
+    largest that fits, found by trial before the first step."""
     evaluate_every: Duration
     attention_every: Duration | None
-    """Draw where the model looks in some validation images, and how its heads attend, into the
-    run's folder, at evaluations so far apart; null: never.
-    """
+    """Interval of drawing attention maps of some validation images, and statistics of the heads,
+    into the run's folder; a multiple of evaluate_every; null: never."""
     ema: Rate | None
-    """Decay of an average of the weights that is evaluated and stored too; null: none."""
+    """Decay of a moving average of the weights, evaluated and stored beside them; null: none."""
     precision: Literal["fp32", "bf16", "fp16"]
     tf32: bool
-    """Let CUDA devices multiply fp32 matrices with 10 bits of mantissa."""
+    """Whether CUDA devices multiply fp32 matrices in TF32 (10 bits of mantissa)."""
     deterministic: bool
-    """Only algorithms whose result does not depend on timing: the same bits again, but slower."""
+    """Whether only deterministic algorithms are used: reproducible to the bit, but slower."""
     device: Literal["auto", "cpu", "cuda", "mps"]
     parallel: Literal["ddp", "fsdp"]
-    """With several processes: the whole model on each, or shares of it."""
+    """Use of several processes: the whole model on each (ddp), or shards of it (fsdp)."""
     compile: bool
     channels_last: bool
     on_nonfinite: Literal["stop", "skip"]
-    """A loss that is not a number ends the run with a report, or the step is left out."""
+    """Response to a loss that is not finite: end the run with a report, or skip the step."""
     on_existing: Literal["resume", "refuse"]
-    """What to do if there is a run of this name."""
+    """Response to an existing run of this name."""
     allow_changes: bool
-    """Resume a run even though its stored settings differ."""
+    """Whether a run is resumed although its stored settings differ."""
     checkpoint: CheckpointConfig
     log: LogConfig
 
@@ -269,29 +258,29 @@ class TrainConfig(Config):
                 "changes images each time; use augment=none or tune.cache=false."
             )
         if self.probe_first is not None and isinstance(self.tune, TuneHeadConfig):
-            raise ValueError("probe_first: a run that trains the head alone is a probe already.")
+            raise ValueError("probe_first: a run with tune=head is a probe already; use null.")
         return self
 
 
 def _augmented(augment: AugmentConfig) -> str:
-    """The first setting that makes a training image another one than in evaluation, if any."""
-    for name, value in PLAIN_PICTURES.items():
+    """The first setting that changes training images from those of evaluation, if any."""
+    for name, value in PLAIN_IMAGES.items():
         if (found := getattr(augment, name)) != value:
             return f"augment.{name}={found}"
     return ""
 
 
 class CompareConfig(Config):
-    """What `vision compare` shows: runs that differ only in their seed make one row."""
+    """Settings of `vision compare`: runs that differ only in their seed share a row."""
 
     runs: tuple[str, ...]
-    """Folders of runs, folders that hold some, or patterns with *; also as words without a name."""
+    """Folders of runs, folders that contain runs, or patterns with *; also without `runs=`."""
     metric: str
-    """loss, top1, top5, balanced_accuracy, macro_f1: a number that evaluations have."""
+    """Metric of the evaluations: loss, top1, top5, balanced_accuracy, macro_f1."""
     split: Literal["auto", "val", "val_ema"]
-    """The weights as trained, or their average; auto: the average if there is one."""
+    """Evaluations of the raw weights or of their average; auto: the average if there is one."""
     select: Literal["best", "last"]
-    """The evaluation that best.safetensors comes from, or the last one."""
+    """Evaluation of best.safetensors, or the last one."""
     format: Literal["table", "csv", "latex", "json"]
     output: Path | None
-    """File to write instead of printing."""
+    """File to write to instead of printing."""

@@ -1,6 +1,6 @@
-"""Which parameters an optimiser changes, how fast, and with how much decay.
+"""The optimiser and its parameter groups: learning rates and weight decay by layer.
 
-The groups are made here; timm's factory is given them as they are and adds none of its own.
+timm's factory gets these groups as they are and adds none of its own.
 """
 
 import inspect
@@ -16,33 +16,29 @@ from torch import nn
 
 from vision.config import ConfigError, suggest
 from vision.models.layers import Classifier
-from vision.models.timm import TimmModel
 from vision.training.configs import OptimizerConfig
-from vision.training.ema import unwrapped
 
 HYBRID = frozenset({"muon", "nmuon", "adamuon", "nadamuon"})
-"""Optimisers that turn hidden matrices into orthogonal updates and leave the rest to AdamW."""
+"""Optimisers with orthogonal updates of hidden matrices, and AdamW for the rest."""
 
 FUSED = (torch.optim.Adam, torch.optim.AdamW)
-"""Optimisers with one kernel for all parameters, also of those that are spread over devices."""
+"""Optimisers with one kernel for all parameters, also for sharded ones."""
 
 
-def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Every trainable parameter in one group, by layer, decayed or not; frozen ones in none.
+def parameter_groups(model: Classifier, config: OptimizerConfig) -> list[dict[str, Any]]:
+    """Groups of trainable parameters, by layer and whether they are decayed.
 
     Each group has its `params`, their `names`, `weight_decay` and `lr_scale`: layer_decay to the
-    number of layers between it and the last one. For hybrid optimisers it also has `use_fallback`:
-    whatever is not a matrix between two hidden layers goes to AdamW, embedding and head included
-    (Jordan et al., 2024).
+    power of the number of layers between it and the last one. For hybrid optimisers it also has
+    `use_fallback`: all but matrices between two hidden layers go to AdamW, embedding and head
+    included (Jordan et al., 2024).
     """
-    inner = unwrapped(model)
-    assert isinstance(inner, Classifier)
-    undecayed = inner.no_weight_decay()
-    layers = {name: inner.layer_of(name) for name, _ in inner.named_parameters()}
+    undecayed = model.no_weight_decay()
+    layers = {name: model.layer_of(name) for name, _ in model.named_parameters()}
     last = max(layers.values())
     hybrid = config.name in HYBRID
     groups: dict[tuple[int, bool, bool], dict[str, Any]] = {}
-    for name, parameter in inner.named_parameters():
+    for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         decayed, layer = name not in undecayed, layers[name]
@@ -60,18 +56,16 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
         )
         group["params"].append(parameter)
         group["names"].append(name)
-    found = list(groups.values())
-    _check_complete(inner, found)
-    return found
+    return list(groups.values())
 
 
 def build_optimizer(
-    model: nn.Module, config: OptimizerConfig, peak: float | None = None
+    model: Classifier, config: OptimizerConfig, peak: float | None = None
 ) -> torch.optim.Optimizer:
-    """The optimiser that timm calls `config.name`, for this model's groups.
+    """timm's optimiser of the name `config.name`, for this model's groups.
 
-    `peak` is the highest learning rate of the run, `optimizer.learning_rate` if it is not scaled:
-    some optimisers (adamc, lionc, …) relate weight decay to it.
+    `peak` is the highest learning rate of the run, by default `optimizer.learning_rate`: some
+    optimisers (adamc, lionc, …) relate weight decay to it.
     """
     known = [str(name) for name in list_optimizers()]
     if config.name not in known:
@@ -82,8 +76,8 @@ def build_optimizer(
     info = get_optimizer_info(config.name)
     if info.second_order:
         raise ConfigError(
-            f"optimizer.name: {config.name} needs second derivatives, which a training step here "
-            "does not compute; choose another."
+            f"optimizer.name: {config.name} needs second derivatives, which a training step does "
+            "not compute; choose another."
         )
     groups = parameter_groups(model, config)
     if not groups:
@@ -108,29 +102,17 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
         group["lr"] = learning_rate * group["lr_scale"]
 
 
-def head_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters of the classifying layer, which adaptive gradient clipping leaves alone."""
-    inner = unwrapped(model)
-    head = inner.model.get_classifier() if isinstance(inner, TimmModel) else inner.head
-    assert isinstance(head, nn.Module)
-    return list(head.parameters())
-
-
-def _check_complete(model: nn.Module, groups: list[dict[str, Any]]) -> None:
-    """Every trainable parameter once: by number, and by identity."""
-    trainable = [id(p) for p in model.parameters() if p.requires_grad]
-    grouped = [id(p) for group in groups for p in group["params"]]
-    assert len(grouped) == len(trainable), (len(grouped), len(trainable))
-    assert set(grouped) == set(trainable)
-    assert all(len(group["names"]) == len(group["params"]) for group in groups)
+def head_parameters(model: Classifier) -> list[nn.Parameter]:
+    """The parameters of the classifying layers, which adaptive gradient clipping leaves alone."""
+    return [parameter for head in model.heads() for parameter in head.parameters()]
 
 
 def _options(config: OptimizerConfig, info: Any) -> dict[str, Any]:
-    """The settings that are not null. One that this optimiser does not have is an error: timm's
-    factory would drop it without a word.
+    """The settings that are not null. One that this optimiser does not have is an error, since
+    timm's factory would drop it silently.
     """
     own: dict[str, Any] | None = None
-    if not isinstance(info.opt_class, str):  # or else of another package, not imported yet
+    if not isinstance(info.opt_class, str):  # a string: of another package, not imported yet
         signature = inspect.signature(info.opt_class).parameters
         own = {name: parameter.default for name, parameter in signature.items()}
     given = {"betas": config.betas, "eps": config.eps, "momentum": config.momentum}
@@ -138,18 +120,18 @@ def _options(config: OptimizerConfig, info: Any) -> dict[str, Any]:
     for name, value in options.items():
         if not getattr(info, f"has_{name}") or (own is not None and name not in own):
             raise ConfigError(
-                f"optimizer.{name} = {value}: timm's {config.name} cannot be given this; "
-                f"set optimizer.{name}=null."
+                f"optimizer.{name} = {value}: timm's {config.name} does not have this setting; "
+                f"use optimizer.{name}=null."
             )
     if config.betas is not None and info.num_betas != len(config.betas):
         raise ConfigError(
             f"optimizer.betas = {list(config.betas)}: {config.name} has {info.num_betas} of them; "
-            "set optimizer.betas=null for its own."
+            "use optimizer.betas=null for its own."
         )
-    # timm makes every momentum 0.9 that is not given, also of an optimiser with a value of its own.
+    # timm sets a missing momentum to 0.9, even if the optimiser has a default of its own.
     if config.momentum is None and info.has_momentum and own is not None and own["momentum"]:
         options["momentum"] = own["momentum"]
-    # Kron draws random numbers: from a state that is saved, or else every process has its own.
+    # Kron draws random numbers: with this from a state that is saved and equal in all processes.
     if own is not None and "deterministic" in own:
         options["deterministic"] = True
     return options

@@ -1,29 +1,26 @@
 """A run counted in steps, and the learning rate of every step as a pure function.
 
-Settings speak of steps, epochs or samples; they become steps here, once. Nothing else in a run
-converts lengths, and no scheduler has a state to save.
+Settings are in steps, epochs or samples; they are converted to steps here, once. No scheduler has a
+state to save.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 from vision.config import ConfigError
 from vision.data.order import BatchOrder, epoch_length
-from vision.training.configs import TrainConfig, parse_length
+from vision.training.configs import ScheduleConfig, TrainConfig, parse_length
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What follows from a run's settings and the size of its training set."""
+    """The lengths of a run in steps, and its learning rate."""
 
-    batch_size: int
-    """Images per step, over all processes."""
     steps_per_epoch: int
     warmup: int
     """Steps in which the learning rate rises."""
     decay: int
-    """Steps of the run's duration, warm-up included: here the learning rate has come down."""
+    """Steps of the run's duration, warm-up included, after which the learning rate has decayed."""
     total: int
     """All steps: the duration and the cool-down after it."""
     evaluate_every: int
@@ -32,142 +29,124 @@ class Schedule:
     log_every: int
     peak: float
     """The highest learning rate, scaled to the batch."""
-    shape: Literal["cosine", "linear", "polynomial", "constant"]
-    power: float
-    warmup_from: float
-    end_at: float
+    settings: ScheduleConfig
 
     def logs_after(self, done: int) -> bool:
-        """Whether a line is due once so many steps are done; at the end everything is."""
+        """Whether a line of the log is due after this number of steps."""
         return self._due(done, self.log_every)
 
     def evaluates_after(self, done: int) -> bool:
-        """Whether an evaluation is due once so many steps are done."""
+        """Whether an evaluation is due after this number of steps."""
         return self._due(done, self.evaluate_every)
 
     def draws_after(self, done: int) -> bool:
-        """Whether images of the attention are due once so many steps are done."""
+        """Whether attention maps are due after this number of steps."""
         return self.attention_every is not None and self._due(done, self.attention_every)
 
     def saves_after(self, done: int) -> bool:
-        """Whether a checkpoint is due once so many steps are done."""
+        """Whether a checkpoint is due after this number of steps."""
         return self._due(done, self.checkpoint_every)
 
     def _due(self, done: int, every: int) -> bool:
+        """Every so often, and at the end."""
         return done > 0 and (done % every == 0 or done == self.total)
 
 
 def build_schedule(config: TrainConfig, samples_per_epoch: int) -> Schedule:
-    """The plan of a run on a training set of so many images.
+    """The schedule of a run on a training set of this size.
 
-    Lengths are rounded to the nearest step (a half upwards); what is longer than 0 takes at least
-    one step. An epoch has as many steps as the data loader makes of it, see `loader.tail`.
+    Lengths are rounded to the nearest step (a half upwards), but not to 0. The number of steps of
+    an epoch depends on `loader.tail`.
     """
     batches = BatchOrder(config.seed, config.batch_size, tail=config.loader.tail)
     steps_per_epoch = epoch_length(samples_per_epoch, batches) // config.batch_size
 
-    def steps(name: str, text: str, at_least: int) -> int:
-        return _steps(name, text, steps_per_epoch, config.batch_size, at_least)
+    def steps(name: str, text: str, zero: bool = False) -> int:
+        amount, unit = parse_length(text)
+        if not math.isfinite(amount):
+            raise ConfigError(f"{name} = {text}: expected a finite length, such as 20epochs.")
+        if amount == 0 and not zero:
+            raise ConfigError(f"{name} = {text}: expected more than 0, such as 1epoch or 100steps.")
+        exact = {
+            "step": amount,
+            "epoch": amount * steps_per_epoch,
+            "sample": amount / config.batch_size,
+        }
+        return max(1, math.floor(exact[unit] + 0.5)) if amount else 0
 
-    schedule, drawn = config.schedule, config.attention_every
-    decay = steps("duration", config.duration, 1)
-    plan = Schedule(
-        batch_size=config.batch_size,
+    drawn, optimizer = config.attention_every, config.optimizer
+    peak = optimizer.learning_rate
+    if optimizer.reference_batch is not None:
+        peak = peak * config.batch_size / optimizer.reference_batch
+    decay = steps("duration", config.duration)
+    schedule = Schedule(
         steps_per_epoch=steps_per_epoch,
-        warmup=steps("schedule.warmup", schedule.warmup, 0),
+        warmup=steps("schedule.warmup", config.schedule.warmup, zero=True),
         decay=decay,
-        total=decay + steps("schedule.cooldown", schedule.cooldown, 0),
-        evaluate_every=steps("evaluate_every", config.evaluate_every, 1),
-        attention_every=None if drawn is None else steps("attention_every", drawn, 1),
-        checkpoint_every=steps("checkpoint.every", config.checkpoint.every, 1),
-        log_every=steps("log.every", config.log.every, 1),
-        peak=peak_learning_rate(config),
-        shape=schedule.shape,
-        power=schedule.power,
-        warmup_from=schedule.warmup_from,
-        end_at=schedule.end_at,
+        total=decay + steps("schedule.cooldown", config.schedule.cooldown, zero=True),
+        evaluate_every=steps("evaluate_every", config.evaluate_every),
+        attention_every=None if drawn is None else steps("attention_every", drawn),
+        checkpoint_every=steps("checkpoint.every", config.checkpoint.every),
+        log_every=steps("log.every", config.log.every),
+        peak=peak,
+        settings=config.schedule,
     )
-    _check(plan, config)
-    return plan
+    _check(schedule, config)
+    return schedule
 
 
-def peak_learning_rate(config: TrainConfig) -> float:
-    """The configured learning rate, in proportion to the batch where `reference_batch` says so."""
-    optimizer = config.optimizer
-    if optimizer.reference_batch is None:
-        return optimizer.learning_rate
-    return optimizer.learning_rate * config.batch_size / optimizer.reference_batch
-
-
-def lr_at(step: int, plan: Schedule) -> float:
+def lr_at(step: int, schedule: Schedule) -> float:
     """The learning rate of the update number `step`, counted from 0.
 
     A straight line from `warmup_from` in step 0 to the peak in step `warmup`; from there down to
     `end_at` in step `decay`, where the cool-down begins.
     """
-    if step < plan.warmup:
-        return plan.warmup_from + (plan.peak - plan.warmup_from) * step / plan.warmup
-    if plan.shape == "constant":
-        return plan.peak
-    if step >= plan.decay:
-        return plan.end_at
-    progress = (step - plan.warmup) / (plan.decay - plan.warmup)
-    match plan.shape:
+    settings, peak = schedule.settings, schedule.peak
+    if step < schedule.warmup:
+        return settings.warmup_from + (peak - settings.warmup_from) * step / schedule.warmup
+    if settings.shape == "constant":
+        return peak
+    if step >= schedule.decay:
+        return settings.end_at
+    progress = (step - schedule.warmup) / (schedule.decay - schedule.warmup)
+    match settings.shape:
         case "cosine":
             height = (1 + math.cos(math.pi * progress)) / 2
         case "linear":
             height = 1 - progress
         case "polynomial":
-            height = (1 - progress) ** plan.power
-    return plan.end_at + (plan.peak - plan.end_at) * height
+            height = (1 - progress) ** settings.power
+    return settings.end_at + (peak - settings.end_at) * height
 
 
-def _steps(name: str, text: str, steps_per_epoch: int, batch_size: int, at_least: int) -> int:
-    """A length in steps. `at_least` 1: it must not be 0."""
-    amount, unit = parse_length(text)
-    if not math.isfinite(amount) or amount < 0:
-        raise ConfigError(f"{name} = {text}: expected a finite length, such as 20epochs.")
-    if amount == 0:
-        if at_least:
-            raise ConfigError(f"{name} = {text}: expected more than 0, such as 1epoch or 100steps.")
-        return 0
-    match unit:
-        case "step":
-            exact = amount
-        case "epoch":
-            exact = amount * steps_per_epoch
-        case "sample":
-            exact = amount / batch_size
-    return max(1, math.floor(exact + 0.5))
-
-
-def _check(plan: Schedule, config: TrainConfig) -> None:
-    schedule = config.schedule
-    if plan.attention_every is not None and plan.attention_every % plan.evaluate_every:
+def _check(schedule: Schedule, config: TrainConfig) -> None:
+    settings, optimizer, peak = schedule.settings, config.optimizer, schedule.peak
+    attention, evaluate = schedule.attention_every, schedule.evaluate_every
+    if attention is not None and attention % evaluate:
         raise ConfigError(
-            f"attention_every = {config.attention_every} ({plan.attention_every} steps) is no "
-            f"multiple of evaluate_every = {config.evaluate_every} ({plan.evaluate_every} steps); "
-            "images are drawn at evaluations."
+            f"attention_every = {config.attention_every} ({attention} steps) is not a multiple of "
+            f"evaluate_every = {config.evaluate_every} ({evaluate} steps): attention is drawn at "
+            "evaluations."
         )
-    if plan.warmup > plan.decay:
+    if schedule.warmup > schedule.decay:
         raise ConfigError(
-            f"schedule.warmup = {schedule.warmup} ({plan.warmup} steps) is longer than "
-            f"duration = {config.duration} ({plan.decay} steps); shorten the warm-up or "
+            f"schedule.warmup = {settings.warmup} ({schedule.warmup} steps) is longer than "
+            f"duration = {config.duration} ({schedule.decay} steps); shorten the warm-up or "
             "train longer."
         )
-    origin = f"the peak learning rate {plan.peak:g}"
-    if config.optimizer.reference_batch is not None:
+    origin = f"the peak learning rate {peak:g}"
+    if optimizer.reference_batch is not None:
         origin += (
-            f" (optimizer.learning_rate = {config.optimizer.learning_rate:g} × batch_size / "
-            f"reference_batch = {config.batch_size} / {config.optimizer.reference_batch})"
+            f" (optimizer.learning_rate = {optimizer.learning_rate:g} × batch_size / "
+            f"reference_batch = {config.batch_size} / {optimizer.reference_batch})"
         )
-    if plan.warmup and plan.warmup_from > plan.peak:
+    if schedule.warmup and settings.warmup_from > peak:
         raise ConfigError(
-            f"schedule.warmup_from = {plan.warmup_from:g} is above {origin}, so that the rate "
+            f"schedule.warmup_from = {settings.warmup_from:g} is above {origin}: the learning rate "
             "would fall in the warm-up; choose a smaller warmup_from."
         )
-    if plan.shape != "constant" and plan.end_at > plan.peak:
+    if settings.shape != "constant" and settings.end_at > peak:
         raise ConfigError(
-            f"schedule.end_at = {plan.end_at:g} is above {origin}, so that the rate would rise "
-            "instead of decaying; choose a smaller end_at, or schedule.shape=constant."
+            f"schedule.end_at = {settings.end_at:g} is above {origin}: the learning rate would "
+            "rise instead of decaying; choose a smaller end_at, or schedule.shape=constant."
         )

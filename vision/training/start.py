@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.files.remote import resolve
 from vision.checkpoints.native.checkpoint_folder import latest
@@ -24,66 +26,74 @@ from vision.training.run.run_folder import Run
 
 
 @dataclass(frozen=True)
-class FirstModel:
-    """A model before its first step; that of a resumed run still waits for its weights."""
+class StartingModel:
+    """A model before its first step; that of a resumed run has yet to get its weights."""
 
     model: Classifier
     config: ModelConfig
     image_size: Grid
     size_origin: str
-    """Who decided the size of the images."""
+    """Where the size of the images comes from."""
     known: Known = ()
-    """What the weights say of the preprocessing."""
+    """The preprocessing that the weights were trained with."""
     report: Mapping[str, Any] | None = None
-    """What became of the weights of `init`."""
-    lines: tuple[str, ...] = ()
-    """The same for a person, where it happened just now."""
+    """The report on loading the weights of `init`."""
+    report_lines: tuple[str, ...] = ()
+    """The report as text; empty where the run is resumed."""
 
 
-def first_model(
+def starting_model(
     config: TrainConfig, run: Run, world: World, init: str | None, train: Source
-) -> FirstModel:
-    """All processes must call it together: one of them downloads.
+) -> StartingModel:
+    """The model of a run's own checkpoint, of `init`, or drawn from the seed, in this order.
 
-    A run that has a checkpoint of its own resumes from that and asks for nothing else.
+    All processes must call this together: one of them downloads.
     """
     record = _newest_record(run)
-    if record is not None:
-        model = record.model if isinstance(config.model, AutoModelConfig) else config.model
-        origins = record.preprocess.origin
-        known = [
-            (origins.get(name, "the checkpoint"), {name: getattr(record.preprocess, name)})
-            for name in NAMES
-        ]
-        size, who = image_size(config.data, record.preprocess.image_size)
-        drawn = _drawn(config, model, size, train)
-        return FirstModel(drawn, model, size, who, known, record.load_report)
-    if isinstance(config.model, AutoModelConfig) and init in (None, "pretrained"):
+    model = config.model
+    if isinstance(model, AutoModelConfig) and record is None and init in (None, "pretrained"):
         raise ConfigError(
-            "model=auto takes the model from the weights of init; give init=PATH, init=timm:NAME "
+            "model=auto takes the model from the weights of init; set init=PATH, init=timm:NAME "
             "or init=hf:OWNER/NAME, or choose a model."
         )
-    if init is None:
-        assert not isinstance(config.model, AutoModelConfig)
-        size, who = image_size(config.data)
-        drawn = _drawn(config, config.model, size, train)
-        return FirstModel(drawn, config.model, size, who)
-    opened = _opened(config, world, init, train)
-    lines = (*opened.report.lines(), *_size_line(opened))
-    who = image_size(config.data, opened.trained_size)[1]
-    return FirstModel(
-        opened.model,
-        opened.config,
-        opened.image_size,
-        who,
-        opened.known,
-        opened.report.as_dict(),
-        lines,
+    if record is None and init is not None:
+        opened = _opened(config, world, init, train)
+        return StartingModel(
+            opened.model,
+            opened.config,
+            opened.image_size,
+            image_size(config.data, opened.trained_size)[1],
+            opened.known,
+            opened.report.as_dict(),
+            (*opened.report.lines(), *_size_line(opened)),
+        )
+    known, report, trained_size = [], None, None
+    if record is not None:
+        known = [
+            (record.preprocess.origin.get(n, "the checkpoint"), {n: getattr(record.preprocess, n)})
+            for n in NAMES
+        ]
+        report, trained_size = record.load_report, record.preprocess.image_size
+    if isinstance(model, AutoModelConfig):
+        assert record is not None
+        model = record.model
+    size, origin = image_size(config.data, trained_size)
+    drawn = build_model(
+        model, size, channels=train.channels, classes=len(train.classes), seed=config.seed
     )
+    return StartingModel(drawn, model, size, origin, known, report)
 
 
 def _opened(config: TrainConfig, world: World, init: str, train: Source) -> OpenedModel:
-    place = _pretrained(config.model) if init == "pretrained" else init
+    place = init
+    if init == "pretrained":
+        assert not isinstance(config.model, AutoModelConfig)
+        if config.model.pretrained is None:
+            raise ConfigError(
+                "init=pretrained: no published weights are known for this model; set init=PATH, "
+                "init=timm:NAME or init=hf:OWNER/NAME."
+            )
+        place = config.model.pretrained
     if world.main:
         resolve(place, "init")
     world.wait()
@@ -102,52 +112,35 @@ def _opened(config: TrainConfig, world: World, init: str, train: Source) -> Open
     )
 
 
-def differences(config: PreprocessConfig, preprocess: Preprocess, known: Known) -> list[str]:
-    """Warnings: values that the config gives although the weights were trained with others."""
+def preprocess_warnings(
+    config: PreprocessConfig, preprocess: Preprocess, known: Known
+) -> list[str]:
+    """Warnings about settings that differ from what the weights were trained with."""
     found = []
     for name in NAMES:
         value = next((v[name] for _, v in known if name in v), None)
         given = getattr(config, name)
-        if given == "auto" or value is None or _same(getattr(preprocess, name), value):
-            continue
-        found.append(
-            f"preprocess.{name} = {_shown(given)}, but the weights were trained with "
-            f"{_shown(value)}; preprocess.{name}=auto takes theirs."
-        )
+        if given != "auto" and value is not None and not _same(getattr(preprocess, name), value):
+            found.append(
+                f"preprocess.{name} = {_shown(given)}, but the weights were trained with "
+                f"{_shown(value)}; preprocess.{name}=auto takes theirs."
+            )
     return found
 
 
-def _drawn(config: TrainConfig, model: ModelConfig, size: Grid, train: Source) -> Classifier:
-    return build_model(
-        model, size, channels=train.channels, classes=len(train.classes), seed=config.seed
-    )
-
-
-def _pretrained(model: Any) -> str:
-    if model.pretrained is None:
-        raise ConfigError(
-            "init=pretrained: no published weights are known for this model; give a file, "
-            "init=timm:NAME or init=hf:OWNER/NAME."
-        )
-    return str(model.pretrained)
-
-
 def _newest_record(run: Run) -> RunRecord | None:
-    """That of the newest checkpoint of the run that can be read."""
+    """The record of the newest readable checkpoint of the run."""
     for path in latest(run.checkpoints):
         try:
             return run_record(read_record(path), path)
         except CheckpointError:
-            continue  # the resume itself says so, and falls back on the one before
+            continue  # resuming warns about it, and falls back to the one before
     return None
 
 
 def _same(first: Any, second: Any) -> bool:
     if isinstance(first, tuple):
-        second = tuple(second)
-        return len(first) == len(second) and all(
-            abs(a - b) < 1e-4 for a, b in zip(first, second, strict=True)
-        )
+        return len(first) == len(second) and np.allclose(first, second, rtol=0, atol=1e-4)
     return bool(first == second)
 
 
@@ -158,7 +151,7 @@ def _shown(value: Any) -> str:
 
 
 def _size_line(opened: OpenedModel) -> list[str]:
-    """What to say where the weights were trained on images of another size."""
+    """A line of the report where the weights were trained on images of another size."""
     if opened.trained_size == opened.image_size:
         return []
     sizes = (opened.trained_size, opened.image_size)

@@ -1,14 +1,15 @@
-"""What a run has become so far, and how it goes into a checkpoint and comes back.
+"""The state of a run, and how it goes into a checkpoint and back.
 
-The file is the same however many processes wrote it: whole tensors by parameter name.
+The file is the same for any number of processes: whole tensors by parameter name.
 """
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vision.checkpoints.native.checkpoint import Checkpoint
 from vision.checkpoints.native.optimizer import (
@@ -17,30 +18,39 @@ from vision.checkpoints.native.optimizer import (
     unflatten_optimizer,
 )
 from vision.config import ConfigError
-from vision.training.run.distributed import like, whole
+from vision.models.layers import Classifier
+from vision.training.run.distributed import gathered, sharded_like
 
 SETTINGS = ("weight_decay", "betas", "eps", "momentum", "lr_scale")
-"""What the config says of each group of an optimiser, beside the learning rate of the step."""
+"""Settings of an optimiser's groups that the config decides, beside the learning rate."""
 
 
 @dataclass
 class TrainState:
     """Everything that changes during a run."""
 
-    model: nn.Module
+    model: Classifier
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     average: dict[str, Tensor] | None
     """The averaged weights (EMA), if there are any."""
     sums: Tensor
-    """Loss, right answers and images since the last line of the log, in this process."""
+    """The task's sums since the last line of the log, in this process."""
     step: int = 0
     best: float | None = None
-    """The best value so far of the metric that decides."""
+    """The best value so far of `checkpoint.best`."""
     evaluated: int = 0
     """The last step whose evaluation is done."""
-    notes: dict[str, Any] = field(default_factory=dict)
-    """Plain data that must survive: classes, preprocessing, the logger's run id."""
+    improved: bool = False
+    """The last evaluation was the best so far and is not saved yet."""
+    wandb_id: str | None = None
+    started: float = field(default_factory=time.perf_counter)
+    """When the run would have started, had it never been interrupted."""
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the run so far, without the time that was lost when it was killed."""
+        return time.perf_counter() - self.started
 
 
 def gather(state: TrainState, sums: Tensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -61,45 +71,52 @@ def gather(state: TrainState, sums: Tensor) -> tuple[dict[str, Tensor], dict[str
         "evaluated": state.evaluated,
         "optimizer": optimizer_record,
         "scaler": state.scaler.state_dict(),
-        **state.notes,
+        "wandb": state.wandb_id,
+        "seconds": state.seconds,
     }
-    return {name: whole(tensor) for name, tensor in tensors.items()}, record
+    return {name: gathered(tensor) for name, tensor in tensors.items()}, record
 
 
-def restore(state: TrainState, checkpoint: Checkpoint, main: bool) -> None:
-    """Put a stored state back into a freshly built one. All processes must call it together."""
+def restore(state: TrainState, checkpoint: Checkpoint, optimizer: str, main: bool) -> None:
+    """Put a stored state back into a freshly built one. All processes must call it together.
+
+    `optimizer` is the name of the optimiser that the state was built with.
+    """
     record, tensors = checkpoint.record, checkpoint.tensors
-    own = state.model.state_dict()
-    _copy_all(own, _part(tensors, "model."), "the model")
+    before = record["config"]["optimizer"]["name"]
+    _copy_all(state.model.state_dict(), _part(tensors, "model."), "the model")
     if state.average is not None:
         _copy_all(state.average, _part(tensors, "ema."), "the averaged weights")
+    if before != optimizer:
+        raise ConfigError(
+            f"optimizer.name: the run was started with {before}, whose state cannot be used by "
+            f"{optimizer}. Choose another name for a run with {optimizer}."
+        )
     _restore_optimizer(state, checkpoint)
     state.scaler.load_state_dict(record["scaler"])
-    # Sums are added up over processes again, so that only one of them may keep them.
+    # Sums are added up over processes again, so only one of them may keep them.
     state.sums.copy_(tensors["sums"] if main else torch.zeros_like(tensors["sums"]))
     state.step, state.best = record["step"], record["best"]
-    state.evaluated = record["evaluated"]
+    state.evaluated, state.wandb_id = record["evaluated"], record["wandb"]
+    state.started -= record.get("seconds", 0.0)
 
 
 def _restore_optimizer(state: TrainState, checkpoint: Checkpoint) -> None:
-    """What the optimiser has gathered comes from the file; its settings are the present ones."""
-    before, now = (
-        notes["config"]["optimizer"]["name"] for notes in (checkpoint.record, state.notes)
-    )
-    if before != now:
-        raise ConfigError(
-            f"optimizer.name: the run was started with {before}, and what it has gathered means "
-            f"nothing to {now}. Choose another name for a run with {now}."
-        )
+    """Take the optimiser's state from the file, and its settings from the present config."""
     names = parameter_names(state.optimizer, state.model)
     tensors = _part(checkpoint.tensors, "optimizer.")
     try:
         stored = unflatten_optimizer(tensors, checkpoint.record["optimizer"], names)
     except ValueError as error:
         raise ConfigError(f"the checkpoint does not fit the optimiser: {error}") from error
-    _spread_like_parameters(stored, state.optimizer)
+    groups = state.optimizer.param_groups
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    for number, slots in stored["state"].items():
+        for slot, value in slots.items():
+            if isinstance(value, Tensor) and value.shape == parameters[number].shape:
+                slots[slot] = sharded_like(value, parameters[number])
     # Not the whole groups: some optimisers keep counters in them.
-    settings = [{k: g[k] for k in SETTINGS if k in g} for g in state.optimizer.param_groups]
+    settings = [{k: g[k] for k in SETTINGS if k in g} for g in groups]
     state.optimizer.load_state_dict(stored)
     for group, values in zip(state.optimizer.param_groups, settings, strict=True):
         group.update(values)
@@ -113,7 +130,7 @@ def _copy_all(own: Mapping[str, Tensor], stored: Mapping[str, Tensor], what: str
     if own.keys() != stored.keys():
         missing, unknown = sorted(own.keys() - stored.keys()), sorted(stored.keys() - own.keys())
         raise ConfigError(
-            f"the checkpoint does not fit {what}: missing {missing[:5]}, not known {unknown[:5]}."
+            f"the checkpoint does not fit {what}: missing {missing[:5]}, unexpected {unknown[:5]}."
         )
     with torch.no_grad():
         for name, tensor in own.items():
@@ -122,14 +139,4 @@ def _copy_all(own: Mapping[str, Tensor], stored: Mapping[str, Tensor], what: str
                     f"the checkpoint does not fit {what}: {name} is {tuple(stored[name].shape)} "
                     f"there and {tuple(tensor.shape)} here."
                 )
-            tensor.copy_(like(stored[name], tensor))
-
-
-def _spread_like_parameters(stored: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Whole tensors of an optimiser's state become shares where the parameters are shares."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for number, slots in stored["state"].items():
-        parameter = parameters[number]
-        for slot, value in slots.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape:
-                slots[slot] = like(value, parameter)
+            tensor.copy_(sharded_like(stored[name], tensor))

@@ -5,68 +5,59 @@ to save.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from vision.config import UserError
-from vision.data.images.mixing import mix_batch
-from vision.data.loader import Batch
-from vision.models.precision import autocast
+from vision.models.layers import Classifier
 from vision.randomness import step_seed
 from vision.training.clip import clip_gradients
-from vision.training.configs import OptimizerConfig, TrainConfig
+from vision.training.configs import OptimizerConfig
 from vision.training.optim import head_parameters
-from vision.training.run.distributed import World, last_part_only
-from vision.training.tasks.loss import training_loss
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What stays the same in all steps of a run."""
-
-    config: TrainConfig
-    world: World
-    classes: int
-    normalize: Callable[[Tensor], Tensor]
+from vision.training.run.distributed import last_part_only
+from vision.training.tasks.task import B, Task
 
 
 class NonFiniteError(UserError, RuntimeError):
-    """The loss is not a number any more."""
+    """The loss is not finite."""
 
 
 def forward_backward(
+    task: Task[B],
     module: nn.Module,
-    parts: Sequence[Batch],
-    setup: Setup,
+    parts: Sequence[B],
     scaler: torch.amp.GradScaler,
     step: int,
 ) -> tuple[Tensor, bool]:
-    """Gradients of the mean loss of all parts, left in the parameters.
+    """Compute the gradients of the mean loss of all parts, and leave them in the parameters.
 
-    Returns the sums (loss, correct answers, images) as a tensor on the device, and whether all
-    losses were finite, for this process alone.
+    Returns the task's sums as a tensor on the device, and whether all losses were finite, for this
+    process alone.
     """
-    sums = torch.zeros(3, device=setup.world.device)
+    sums = empty_sums(task)
     finite = []
     for number, batch in enumerate(parts):
         with last_part_only(module, last=number == len(parts) - 1):
-            loss, correct = _loss(module, batch, setup, step, number)
+            loss, part_sums = _loss(task, module, batch, step, number)
             finite.append(_copy_to_host(loss.detach().isfinite()))
             scaler.scale(loss / len(parts)).backward()
-        count = loss.new_tensor(float(len(batch.labels)))
-        sums += torch.stack([loss.detach() * count, correct, count])
+        sums += part_sums
     return sums, all(arrived() for arrived in finite)
 
 
+def empty_sums(task: Task[B]) -> Tensor:
+    """The task's sums before the first batch: one for each measure, and the number of samples."""
+    return torch.zeros(len(task.measures) + 1, device=task.world.device)
+
+
 def update(
-    model: nn.Module,
+    model: Classifier,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
     config: OptimizerConfig,
 ) -> None:
-    """Clip, take the step, forget the gradients."""
+    """Clip the gradients, update the weights and drop the gradients."""
     if config.clip != "none":
         scaler.unscale_(optimizer)
         clip_gradients(model.parameters(), config.clip, config.clip_at, head_parameters(model))
@@ -75,69 +66,42 @@ def update(
     optimizer.zero_grad(set_to_none=True)
 
 
-def explain_nonfinite(
-    module: nn.Module, parts: Sequence[Batch], setup: Setup, step: int
-) -> str | None:
-    """Which images of the step and which module gave the first number that is none, if this
-    process had one.
+def explain_nonfinite(task: Task[B], parts: Sequence[B], step: int) -> str | None:
+    """The module and the images of the first non-finite value, if this process had one.
 
-    The forward pass is made again with the same weights, images and random numbers; of all parts,
-    since processes that share a model must make as many.
+    Repeats the forward pass with the same weights, images and random numbers; of all parts, since
+    processes that share a model must make the same number of passes.
     """
     reasons = []
     for number, batch in enumerate(parts):
         first: list[str] = []
         hooks = [
             inner.register_forward_hook(_finder(name or "the model", first))
-            for name, inner in module.named_modules()
+            for name, inner in task.module.named_modules()
         ]
         try:
             with torch.no_grad():
-                loss, _ = _loss(module, batch, setup, step, number)
+                loss, _ = _loss(task, task.module, batch, step, number)
         finally:
             for hook in hooks:
                 hook.remove()
         if not loss.isfinite():
-            where = first[0] if first else "the loss itself: all modules gave finite numbers"
+            where = first[0] if first else "the loss itself: the outputs of all modules are finite"
             ids = ", ".join(map(str, batch.ids.tolist()))
             reasons.append(f"first in {where}, for the images {ids}")
     return reasons[0] if reasons else None
 
 
-def inputs(batch: Batch, setup: Setup, step: int, part: int) -> tuple[Tensor, Tensor]:
-    """What the model gets of one part, and what it should answer: normalised and mixed."""
-    config, world = setup.config, setup.world
-    images = setup.normalize(batch.images.to(world.device, non_blocking=True))
-    return mix_batch(
-        images,
-        batch.labels.to(world.device, non_blocking=True),
-        setup.classes,
-        config.augment,
-        seed=config.seed,
-        step=step,
-        rank=world.rank,
-        part=part,
-    )
-
-
 def _loss(
-    module: nn.Module, batch: Batch, setup: Setup, step: int, part: int
+    task: Task[B], module: nn.Module, batch: B, step: int, part: int
 ) -> tuple[Tensor, Tensor]:
-    """The mean loss of one part and its number of right answers."""
-    config, world = setup.config, setup.world
-    torch.manual_seed(step_seed(config.seed, step, world.rank, part))
-    images, targets = inputs(batch, setup, step, part)
-    if config.channels_last:
-        images = images.contiguous(memory_format=torch.channels_last)
-    with autocast(config.precision, world.device):
-        logits = module(images)
-    loss = training_loss(logits, targets, config.loss)
-    correct = (logits.detach().argmax(1) == targets.argmax(1)).sum()
-    return loss, correct.to(loss.dtype)
+    """The loss and the sums of one part, with the random numbers of that part."""
+    torch.manual_seed(step_seed(task.config.seed, step, task.world.rank, part))
+    return task.loss(module, batch, step, part)
 
 
 def _copy_to_host(flag: Tensor) -> Callable[[], bool]:
-    """Start copying a flag; the answer waits for what computed it, not for what came after."""
+    """Start copying a flag; the result waits for its computation, not for later kernels."""
     if flag.device.type != "cuda":
         return lambda: bool(flag)
     copy = flag.to("cpu", non_blocking=True)

@@ -1,12 +1,13 @@
-"""Which parameters a run trains; the others stay as they are, to the bit.
+"""The parameters that a run trains; the others stay as they are, to the bit.
 
-A frozen parameter needs no gradient, is in no group of the optimiser and has no state there. Parts
-of the model that are frozen as a whole work as in evaluation: no dropout, no drop path, and batch
-norms with the statistics that they came with.
+A frozen parameter has neither a gradient nor a group or state in the optimiser. Modules that are
+frozen as a whole are in evaluation mode: no dropout, no drop path, and batch norms keep their
+statistics.
 """
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from itertools import accumulate
 
 from torch import nn
 
@@ -24,18 +25,18 @@ from vision.training.configs import (
 )
 
 BIASES = ("bias", "q_bias", "v_bias")
-"""How biases are called, last in a name."""
+"""Last parts of the names of biases."""
 
 
 def freeze(model: Classifier, tune: TuneConfig, seed: int) -> None:
-    """Leave trainable what `tune` says, and the head in any case; LoRA adds its layers here."""
+    """Freeze all parameters but those that `tune` trains and the head. Adds the layers of LoRA."""
     if isinstance(tune, TuneAllConfig):
         return
     if isinstance(tune, TuneLoraConfig):
         if isinstance(model, TimmModel):  # some of timm's use weights without calling their layer
             raise ConfigError(
-                "tune=lora is for the ViT and Swin models of this project; a timm model can be "
-                "trained with tune=all, head, partial or bitfit."
+                "tune=lora is for the ViT and Swin models of this project; train a timm model "
+                "with tune=all, head, partial or bitfit."
             )
         add_lora(
             model,
@@ -52,7 +53,7 @@ def freeze(model: Classifier, tune: TuneConfig, seed: int) -> None:
 
 
 def set_modes(model: Classifier, tune: TuneConfig) -> None:
-    """Training mode where something is trained, evaluation mode in what is frozen as a whole."""
+    """Training mode, except for modules that are frozen as a whole."""
     model.train()
     match tune:
         case TuneHeadConfig():
@@ -64,21 +65,21 @@ def set_modes(model: Classifier, tune: TuneConfig) -> None:
                 parameters = list(module.parameters())
                 if parameters and not any(p.requires_grad for p in parameters):
                     module.eval()
-            # What the model itself drops out is the embedding.
+            # The dropout of the model itself is that of the embedding.
             embedding = (n for n, p in model.named_parameters() if p.requires_grad)
             model.training = any(model.layer_of(name) == 0 for name in embedding)
         case _:
             pass
 
 
-def counts(model: nn.Module) -> tuple[int, int]:
-    """How many numbers are trained, and how many there are."""
+def parameter_counts(model: nn.Module) -> tuple[int, int]:
+    """The number of trained parameters, and of all parameters."""
     numbers = [(p.numel(), p.requires_grad) for p in model.parameters()]
     return sum(n for n, trained in numbers if trained), sum(n for n, _ in numbers)
 
 
 def _trained(model: Classifier, tune: TuneConfig, names: list[str]) -> set[str]:
-    """The parameters that are trained beside the head."""
+    """The names of the parameters that are trained beside the head."""
     match tune:
         case TuneLoraConfig():
             layers = [n for n, module in model.named_modules() if isinstance(module, LoraLinear)]
@@ -92,34 +93,29 @@ def _trained(model: Classifier, tune: TuneConfig, names: list[str]) -> set[str]:
 
 
 def _last_blocks(model: Classifier, blocks: int, names: Iterable[str]) -> set[str]:
-    """The last blocks and the norm after them, by the table of layers; none of them for 0."""
+    """Parameters of the last blocks and the norm after them, by `layer_of`."""
     if not blocks:
         return set()
     layers = {name: model.layer_of(name) for name in names}
     last = max(layers.values())
     if last == 0:
-        raise ConfigError("tune.blocks: this model has no table of layers; name tune.parts.")
+        raise ConfigError("tune.blocks: the layers of this model are unknown; use tune.parts.")
     if blocks >= last:
         raise ConfigError(
-            f"tune.blocks = {blocks}: the model has {last - 1} blocks; tune=all trains all of it."
+            f"tune.blocks = {blocks}: the model has {last - 1} blocks; use tune=all to train all."
         )
     return {name for name, layer in layers.items() if layer >= last - blocks}
 
 
 def _named(parts: Iterable[str], names: list[str]) -> set[str]:
-    """The parameters that patterns name: themselves, or the modules that they are in."""
+    """Parameters whose own names, or those of their modules, match one of the patterns."""
     found = set()
     for part in parts:
         here = {n for n in names if fnmatchcase(n, part) or fnmatchcase(n, f"{part}.*")}
         if not here:
-            modules = {n[: i or None] for n in names for i in _ends(n)}
+            modules = {m for n in names for m in accumulate(n.split("."), "{}.{}".format)}
             raise ConfigError(
-                f"tune.parts: the model has nothing called '{part}'. {suggest(part, modules)[:300]}"
+                f"tune.parts: '{part}' matches no part of the model. {suggest(part, modules)[:300]}"
             )
         found |= here
     return found
-
-
-def _ends(name: str) -> list[int]:
-    """Where the names of the modules of a parameter end."""
-    return [i for i, letter in enumerate(name) if letter == "."] + [len(name)]

@@ -19,7 +19,8 @@ from started_runs import start_training, wait_for_step
 from vision.config import ConfigError
 from vision.training.loop import train
 from vision.training.run.distributed import World
-from vision.training.run.lock import held
+from vision.training.run.lock import run_lock
+from vision.training.run.run_folder import Run
 
 ROOT = Path(__file__).parents[3]
 ALONE = World(0, 1, torch.device("cpu"))
@@ -28,7 +29,7 @@ FORK = multiprocessing.get_context("fork")  # a new interpreter would take secon
 
 def hold_with_a_child(folder: Path) -> None:
     """Take the lock, fork as a loader does, and stay."""
-    with held(folder, ALONE):
+    with run_lock(Run(folder), ALONE):
         FORK.Process(target=time.sleep, args=(60,), daemon=True).start()
         (folder / "status.json").write_text("{}")
         time.sleep(60)
@@ -71,7 +72,7 @@ def test_lock_of_a_killed_process_is_free_at_once_though_its_children_live(tmp_p
     wait_for(tmp_path / "run" / "status.json")
     with (
         pytest.raises(ConfigError, match=f"by process {holder.pid} on"),
-        held(tmp_path / "run", ALONE),
+        run_lock(Run(tmp_path / "run"), ALONE),
     ):
         pass
     (child,) = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()
@@ -80,7 +81,7 @@ def test_lock_of_a_killed_process_is_free_at_once_though_its_children_live(tmp_p
     holder.join()
     try:
         os.kill(int(child), 0)  # it is there
-        with held(tmp_path / "run", ALONE) as warning:
+        with run_lock(Run(tmp_path / "run"), ALONE) as warning:
             assert warning == ""
     finally:
         os.kill(int(child), signal.SIGKILL)

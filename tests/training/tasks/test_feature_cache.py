@@ -75,7 +75,7 @@ def test_features_are_computed_once_and_again_when_they_do_not_fit(
     calls = []
     compute = features._compute
     monkeypatch.setattr(
-        features, "_compute", lambda *given: calls.append(given[3].name) or compute(*given)
+        features, "_compute", lambda *given: calls.append(given[2].name) or compute(*given)
     )
     config = tuned_config(tmp_path, pretrained, "tune=head")
     stop_after(monkeypatch, [3, 5, 7])
@@ -92,6 +92,14 @@ def test_features_are_computed_once_and_again_when_they_do_not_fit(
     assert calls[2:] == ["train.npy", "val.npy"]
     assert train(config, "x") == 0
     assert len(calls) == 4
+
+
+def test_probe_on_stored_features_draws_the_attention_of_images(
+    tmp_path: Path, pretrained: Path
+) -> None:
+    often = ["duration=2steps", "evaluate_every=2steps", "attention_every=2steps"]
+    assert train(tuned_config(tmp_path, pretrained, "tune=head", *often), "x") == 0
+    assert (tmp_path / "run" / "attention" / "step_00000002.png").exists()
 
 
 def test_fingerprint_tells_weights_images_and_preprocessing_apart(

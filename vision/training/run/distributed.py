@@ -1,7 +1,7 @@
-"""Several processes as one: who we are, what we agree on, and how a model is spread over devices.
+"""Processes of a run: their communication, and models wrapped for DDP and FSDP.
 
-The same code runs alone. Under `torchrun` every process has a rank; CPU tensors travel by gloo and
-CUDA tensors by NCCL, so that small decisions never make a device wait.
+The same code runs in a single process. Under `torchrun` every process has a rank; CPU tensors use
+gloo and CUDA tensors NCCL, so that small decisions never make a device wait.
 """
 
 import os
@@ -34,7 +34,7 @@ class World:
 
     @property
     def main(self) -> bool:
-        """Whether this is the process that speaks and writes."""
+        """Whether this is the process that prints and writes."""
         return self.rank == 0
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -44,23 +44,18 @@ class World:
         return tensor
 
     def any(self, *flags: bool) -> list[bool]:
-        """For each flag, whether it is set in any process: all get the same answer."""
-        if self.size == 1:
-            return list(flags)
-        numbers = torch.tensor(flags, dtype=torch.int32)
-        dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
-        return [bool(number) for number in numbers.tolist()]
+        """For each flag, whether it is set in any process."""
+        return [bool(number) for number in self.max(*flags)]
 
-    def most(self, number: int) -> int:
-        """The largest number that any process has."""
-        if self.size == 1:
-            return number
-        numbers = torch.tensor([number])
-        dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
-        return int(numbers)
+    def max(self, *numbers: int) -> list[int]:
+        """For each number, the largest over all processes."""
+        values = torch.tensor(numbers)
+        if self.size > 1:
+            dist.all_reduce(values, op=dist.ReduceOp.MAX)
+        return [int(value) for value in values.tolist()]
 
     def from_main(self, value: T) -> T:
-        """What the main process has for `value`."""
+        """The value of the main process."""
         if self.size == 1:
             return value
         values: list[Any] = [value]
@@ -68,21 +63,21 @@ class World:
         return values[0]
 
     def first(self, value: T | None) -> T | None:
-        """The first value among the processes that have one."""
+        """The value of the first process that has one."""
         values: list[T | None] = [value] * self.size
         if self.size > 1:
             dist.all_gather_object(values, value)
         return next((value for value in values if value is not None), None)
 
     def wait(self) -> None:
-        """Until all processes are here."""
+        """Wait until all processes are here."""
         if self.size > 1:
             dist.barrier()
 
 
 @contextmanager
 def world(setting: Literal["auto", "cpu", "cuda", "mps"]) -> Iterator[World]:
-    """The processes that `torchrun` started, or this one alone."""
+    """The processes that `torchrun` started, or this process alone."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield World(0, 1, pick_device(setting))
@@ -90,8 +85,8 @@ def world(setting: Literal["auto", "cpu", "cuda", "mps"]) -> Iterator[World]:
     device = pick_device(setting, int(os.environ["LOCAL_RANK"]))
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    # Processes that torchrun has restarted share a store with those before them, and would find the
-    # addresses of the dead in it: every attempt gets a part of its own.
+    # Processes that torchrun has restarted share a store with their predecessors, and would find
+    # addresses of dead processes in it: every attempt gets a prefix of its own.
     store, rank, _ = next(iter(rendezvous("env://")))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
@@ -106,8 +101,8 @@ def world(setting: Literal["auto", "cpu", "cuda", "mps"]) -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def spread(model: nn.Module, parallel: Literal["ddp", "fsdp"], world: World) -> nn.Module:
-    """What to call in a training step. The given model itself stays the owner of the weights."""
+def parallelize(model: nn.Module, parallel: Literal["ddp", "fsdp"], world: World) -> nn.Module:
+    """The module to call in a training step. The given model keeps the weights."""
     if world.size == 1:
         return model
     if parallel == "ddp":
@@ -116,18 +111,18 @@ def spread(model: nn.Module, parallel: Literal["ddp", "fsdp"], world: World) -> 
     mesh = init_device_mesh(world.device.type, (world.size,))
     for block in _blocks(model):
         fully_shard(block, mesh=mesh)
-    # The root too, so that between passes every parameter is a share and nothing else.
+    # The root too, so that between passes every parameter is sharded.
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
     return model
 
 
 def compile_steps(module: nn.Module) -> None:
-    """Let torch compile what a training step calls."""
+    """Compile the module that a training step calls."""
     if not isinstance(module, FSDPModule):
         module.compile()
         return
     # Block by block, since FSDP gathers the weights of each before it and drops them after. Blocks
-    # of several shapes share one code, each shape with a graph of its own.
+    # of different shapes share one code object, each shape with a graph of its own.
     torch._dynamo.config.recompile_limit = 64
     for block in _blocks(module):
         if not _blocks(block):
@@ -135,14 +130,14 @@ def compile_steps(module: nn.Module) -> None:
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The members of all lists of modules: blocks before the stages that hold them."""
+    """The members of all module lists: blocks before the stages that contain them."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     return [block for blocks in reversed(lists) for block in blocks]
 
 
 @contextmanager
 def last_part_only(model: nn.Module, last: bool) -> Iterator[None]:
-    """Exchange gradients once per step: in the backward pass of its last part."""
+    """Exchange gradients once per step, in the backward pass of its last part."""
     if isinstance(model, DistributedDataParallel) and not last:
         with model.no_sync():
             yield
@@ -152,15 +147,15 @@ def last_part_only(model: nn.Module, last: bool) -> Iterator[None]:
     yield
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """A tensor that may be spread over devices, in one piece on the CPU. All processes must ask."""
+def gathered(tensor: Tensor) -> Tensor:
+    """A tensor that may be sharded, whole on the CPU. All processes must call it together."""
     if isinstance(tensor, DTensor):
         tensor = tensor.full_tensor()
     return tensor.detach().cpu()
 
 
-def like(tensor: Tensor, target: Tensor) -> Tensor:
-    """A whole tensor, spread over devices as the target is."""
+def sharded_like(tensor: Tensor, target: Tensor) -> Tensor:
+    """A whole tensor, sharded as the target is."""
     if isinstance(target, DTensor):
         return distribute_tensor(tensor.to(target.device), target.device_mesh, target.placements)
     return tensor.to(target.device)

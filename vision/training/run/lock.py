@@ -1,4 +1,4 @@
-"""A run's folder belongs to one training at a time: a lock on the file `.lock` in it."""
+"""A lock on the file `.lock` in a run's folder: one training at a time."""
 
 import errno
 import fcntl
@@ -7,79 +7,80 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from vision.config import ConfigError
 from vision.training.run.distributed import World
+from vision.training.run.run_folder import Run
 
 _TAKEN = {errno.EACCES, errno.EAGAIN}
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 
 
-class _Attempt(NamedTuple):
-    """An open and locked file; or why the run is refused; or what is missing without a lock."""
-
-    descriptor: int | None = None
-    refusal: str = ""
-    warning: str = ""
-
-
 @contextmanager
-def held(folder: Path, world: World) -> Iterator[str]:
-    """Within, nobody else trains the run in this folder. All processes must call this together.
+def run_lock(run: Run, world: World) -> Iterator[str]:
+    """Within, nobody else trains this run. All processes must call this together.
 
-    The main process holds the lock for all of them. The system takes it back when that process
-    ends, however it ends, so that neither a killed run nor an elastic restart has to wait. Yields a
-    warning where the file system knows no locks.
+    The main process holds the lock for all of them. The system releases it when that process ends,
+    however it ends, so neither a killed run nor an elastic restart has to wait. A finished run
+    never changes and is not locked: its folder may be read-only. Yields a warning where the file
+    system does not support locks.
     """
-    attempt = _lock(folder) if world.main else _Attempt()
-    if refusal := world.from_main(attempt.refusal):
+    descriptor, refusal, warning = None, "", ""
+    if world.main and run.status().get("status") != "finished":
+        try:
+            descriptor = _lock(run.folder)
+        except ConfigError as error:
+            refusal = str(error)
+        if descriptor is None:
+            warning = (
+                f"{run.folder} cannot be locked here: nothing prevents a second start of this run "
+                "at the same time."
+            )
+    if refusal := world.from_main(refusal):
         raise ConfigError(refusal)
     try:
-        yield attempt.warning
+        yield warning
     finally:
-        if attempt.descriptor is not None:
-            _unlock(attempt.descriptor, folder)
+        if descriptor is not None:
+            _unlock(descriptor, run.folder)
 
 
-def _lock(folder: Path) -> _Attempt:
-    """Take the lock, and write who has it into the file.
+def _lock(folder: Path) -> int | None:
+    """Take the lock and write its holder into the file; None where locks are not supported.
 
-    A lock of fcntl and not of flock: processes that a loader forks would inherit the latter, and
-    keep it for some seconds after their parent was killed.
+    With `lockf`, not `flock`: the workers that a loader forks would inherit the latter, and keep it
+    for some seconds after their parent was killed.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         reason = error.strerror or str(error)
-        return _Attempt(refusal=f"output: the run's folder {folder} cannot be used: {reason}.")
+        raise ConfigError(f"output: the run's folder {folder} cannot be used: {reason}.") from error
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         holder = os.pread(descriptor, 1000, 0).decode(errors="replace") or "another process"
         os.close(descriptor)
         if error.errno in _TAKEN:
-            return _Attempt(
-                refusal=f"the run {folder} is being trained at this moment, by {holder}. Wait for "
-                "it or stop it; or choose another name."
-            )
+            raise ConfigError(
+                f"the run {folder} is being trained at this moment, by {holder}. Wait for it, stop "
+                "it, or choose another name."
+            ) from error
         if error.errno in _NO_LOCKS:
-            return _Attempt(
-                warning=f"{folder} cannot be locked here: nothing stops a second start of this run."
-            )
+            return None
         raise
     if not os.fstat(descriptor).st_nlink:  # its last holder has just removed it
         os.close(descriptor)
         return _lock(folder)
-    with suppress(OSError):  # a full disk: the lock holds, even if it cannot say whose it is
+    with suppress(OSError):  # on a full disk the lock holds without the name of its holder
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-    return _Attempt(descriptor)
+    return descriptor
 
 
 def _unlock(descriptor: int, folder: Path) -> None:
-    """Let go. A run that failed before it started leaves no folder behind."""
+    """Release the lock. A run that failed before it started leaves no folder behind."""
     if not (folder / "status.json").exists():
         with suppress(OSError):  # there is more in the folder
             (folder / ".lock").unlink()

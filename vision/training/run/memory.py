@@ -1,25 +1,24 @@
-"""Memory: how many images a device takes at once, and what to say when it takes no more."""
+"""Memory: the largest batch that fits a device, and advice where memory runs out."""
 
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from vision.config import UserError
-from vision.data.loader import Batch
-from vision.data.preprocess import Preprocess
-from vision.models.layers import Classifier
-from vision.training.step import Setup, forward_backward
+from vision.training.step import forward_backward
+from vision.training.tasks.task import Task
 
 
 class OutOfMemoryError(UserError, RuntimeError):
-    """A device that has no memory left, with the setting to try."""
+    """A device without free memory; the message names the setting to try."""
 
 
 @contextmanager
 def memory_advice(micro_batch: int, device: torch.device) -> Iterator[None]:
-    """Within, running out of memory ends with the peak, the micro-batch and what to try next."""
+    """Within, an error of memory names the peak, the micro-batch and the setting to try."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -32,19 +31,17 @@ def memory_advice(micro_batch: int, device: torch.device) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device had no memory left. For CPUs torch has no class of its own."""
+    """Whether a device ran out of memory. For CPUs torch has no exception class of its own."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
-def largest_that_fits(
-    share: int, at_most: int, model: Classifier, setup: Setup, preprocess: Preprocess
-) -> int:
+def largest_that_fits(share: int, at_most: int, task: Task[Any]) -> int:
     """The largest equal part of a device's share, up to `at_most`, that a step has memory for."""
-    device = setup.world.device
+    device = task.world.device
     for size in range(min(share, at_most), 0, -1):
-        if share % size == 0 and _fits(size, model, setup, preprocess):
+        if share % size == 0 and _fits(task, size):
             return size
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -53,45 +50,45 @@ def largest_that_fits(
     )
 
 
-def _fits(size: int, model: Classifier, setup: Setup, preprocess: Preprocess) -> bool:
-    """Whether a forward and backward pass with so many images has memory enough."""
-    nothing = torch.zeros(size, dtype=torch.int64)
-    images = torch.zeros((size, preprocess.channels, *preprocess.image_size), dtype=torch.uint8)
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    scaler = torch.amp.GradScaler(setup.world.device.type, enabled=False)
+def _fits(task: Task[Any], size: int) -> bool:
+    """Whether a forward and backward pass with this number of samples has enough memory."""
+    batch = task.trial_batch(size)
+    if batch is None:
+        return True
+    buffers = [(buffer, buffer.clone()) for buffer in task.module.buffers()]
+    scaler = torch.amp.GradScaler(task.world.device.type, enabled=False)
     try:
-        with _reserved_for_later(model, setup):
-            batch = Batch(images, labels=nothing, ids=nothing, epoch=0, failures=())
-            forward_backward(model, [batch], setup, scaler, step=0)
+        with _reserved_for_later(task):
+            forward_backward(task, task.module, [batch], scaler, step=0)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         return False
     finally:
-        model.zero_grad(set_to_none=True)
+        task.module.zero_grad(set_to_none=True)
         for buffer, before in buffers:  # running statistics of a baseline's batch norms
             buffer.copy_(before)
     return True
 
 
 @contextmanager
-def _reserved_for_later(model: Classifier, setup: Setup) -> Iterator[None]:
-    """Within, as much memory is taken as the first step takes that a trial does not: two moments of
-    the optimiser, the average, and what processes exchange. Shares of FSDP need less than the whole
+def _reserved_for_later(task: Task[Any]) -> Iterator[None]:
+    """Within, hold the memory that a first step takes beyond that of a trial: two moments of the
+    optimiser, the average, and the buffers of DDP. The shards of FSDP need less than the whole
     model of the trial.
     """
-    config, several = setup.config, setup.world.size > 1
-    copies = 2 + (config.ema is not None) + several
-    if several and config.parallel == "fsdp":
+    several = task.world.size > 1
+    copies = 2 + (task.config.ema is not None) + several
+    if several and task.parallel == "fsdp":
         copies = 0
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained = [parameter for parameter in task.module.parameters() if parameter.requires_grad]
     held = [torch.empty_like(parameter) for parameter in trained for _ in range(copies)]
     yield
     held.clear()
 
 
 def _peak(device: torch.device) -> float:
-    """GiB: of tensors on a GPU, of the whole process on a CPU."""
+    """Peak memory in GiB: of tensors on a GPU, of the whole process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts in KiB

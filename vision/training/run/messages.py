@@ -1,6 +1,6 @@
-"""What a run says to the person in front of it. Only the main process speaks."""
+"""What a run prints. Only the main process does."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -11,10 +11,10 @@ from rich.text import Text
 
 from vision.data.preprocess import Preprocess
 from vision.terminal import plain
-from vision.training.tune import counts
+from vision.training.tune import parameter_counts
 
 if TYPE_CHECKING:
-    from vision.training.job import Job
+    from vision.training.job import TrainingJob
 
 
 # On a narrow terminal the bar gives way, not the numbers.
@@ -27,27 +27,27 @@ _COLUMNS = (
 
 
 class Reporter:
-    """Start summary, progress, numbers, end summary."""
+    """Summary at the start, progress, numbers, summary at the end."""
 
-    def __init__(self, speaks: bool) -> None:
-        self.console = Console(quiet=not speaks, highlight=False)
+    def __init__(self, main: bool) -> None:
+        self.console = Console(quiet=not main, highlight=False)
         self.progress: Progress | None = None
         self.latest = ""
 
     def say(self, text: str) -> None:
-        """A line."""
+        """Print a line."""
         self.console.print(plain(text), soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """A line that should not be missed."""
+        """Print a warning."""
         self._named("warning:", "yellow", text)
 
     def _named(self, name: str, style: str, text: str) -> None:
         self.console.print(Text.assemble((name, style), " ", plain(text)), soft_wrap=True)
 
     @contextmanager
-    def counting(self, text: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Within, a bar that is moved on by numbers; a line where there is no terminal."""
+    def progress_bar(self, text: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Within, a bar that the yielded function advances; a line if there is no terminal."""
         if not self.console.is_terminal:
             self.say(f"{text} …")
             yield lambda number: None
@@ -56,52 +56,45 @@ class Reporter:
             task = progress.add_task(text, total=total)
             yield lambda number: progress.advance(task, number)
 
-    def start(self, job: "Job") -> None:
-        """What is about to run, and where it is stored."""
-        for line in job.load_report:
+    def start(self, job: "TrainingJob") -> None:
+        """Print a summary of the run, and warnings."""
+        for line in job.start.report_lines:
             self.say(line)
         for name, value in _summary(job).items():
             self._named(f"{name:14}", "bold", value)
-        for warning in job.warnings:
+        for warning in job.warnings():
             self.warn(warning)
         if self.console.is_terminal:
             self.progress = Progress(*_COLUMNS, console=self.console)
             self.progress.start()
-            self.progress.add_task("training", total=job.plan.total, completed=job.state.step)
+            self.progress.add_task("training", total=job.schedule.total, completed=job.state.step)
 
-    def step(self, job: "Job") -> None:
-        """One step more."""
-        self._show(job, self.latest or "training")
-
-    def evaluating(self, job: "Job") -> None:
-        """No step for a while."""
-        self._show(job, "evaluating")
-
-    def _show(self, job: "Job", text: str) -> None:
+    def step(self, job: "TrainingJob", doing: str = "") -> None:
+        """Move the progress bar to the present step; its text is `doing` or the latest numbers."""
         if self.progress is not None:
-            task = self.progress.tasks[0]
+            task, text = self.progress.tasks[0], doing or self.latest or "training"
             self.progress.update(task.id, completed=job.state.step, description=text)
 
-    def training(self, job: "Job", numbers: Mapping[str, float]) -> None:
-        """The means of some steps."""
+    def training(self, job: "TrainingJob", numbers: Mapping[str, float]) -> None:
+        """Show the means of the last steps."""
         self.latest = (
-            f"loss {numbers['loss']:.3f}  top-1 {numbers['top1']:.1%}  "
+            f"{_shown(numbers, job.task.measures, digits=3)}  "
             f"lr {numbers['learning_rate']:.1e}  {numbers['images_per_second']:,.0f} images/s"
         )
         if self.progress is None:
-            place = f"step {job.state.step}/{job.plan.total}  epoch {numbers['epoch']:.2f}"
+            place = f"step {job.state.step}/{job.schedule.total}  epoch {numbers['epoch']:.2f}"
             self.say(f"{place}  {self.latest}")
 
-    def evaluation(self, job: "Job", split: str, numbers: Mapping[str, float]) -> None:
-        """The numbers on validation images."""
+    def evaluation(self, job: "TrainingJob", split: str, numbers: Mapping[str, float]) -> None:
+        """Print numbers on validation images."""
         self.say(
-            f"step {job.state.step}/{job.plan.total}  {split}: loss {numbers['loss']:.4f}  "
-            f"top-1 {numbers['top1']:.2%}  top-5 {numbers['top5']:.2%}"
+            f"step {job.state.step}/{job.schedule.total}  {split}: "
+            f"{_shown(numbers, job.task.headline, digits=4)}"
         )
         self.step(job)
 
-    def finish(self, job: "Job") -> None:
-        """Where everything is, and what to type next."""
+    def finish(self, job: "TrainingJob") -> None:
+        """Print the result, the run's folder and commands to continue with."""
         self.close()
         folder = job.run.folder
         metric = job.config.checkpoint.best
@@ -113,7 +106,7 @@ class Reporter:
             f"vision visualize checkpoint={folder} images=photos/ page=true": "see where it looks",
             f"vision export checkpoint={folder} format=onnx": "use it elsewhere",
         }
-        if job.state.notes["model"]["kind"] == "timm":  # a baseline: most have no attention
+        if job.start.config.kind == "timm":  # a baseline: most have no attention
             commands = {c: purpose for c, purpose in commands.items() if "visualize" not in c}
         width = max(map(len, commands))
         self.say("Next:")
@@ -121,18 +114,29 @@ class Reporter:
             self.say(f"  {command:{width}}  # {purpose}")
 
     def close(self) -> None:
-        """End the progress bar."""
+        """Remove the progress bar."""
         if self.progress is not None:
             self.progress.stop()
             self.progress = None
 
 
-def _summary(job: "Job") -> dict[str, str]:
-    config, world, plan = job.config, job.world, job.plan
-    trained, parameters = counts(job.state.model)
+def _shown(numbers: Mapping[str, float], names: Sequence[str], digits: int) -> str:
+    """Some of the numbers; accuracies in percent."""
+    percent = {"top1": "top-1", "top5": "top-5"}
+    return "  ".join(
+        f"{percent[name]} {numbers[name]:.{digits - 2}%}"
+        if name in percent
+        else f"{name} {numbers[name]:.{digits}f}"
+        for name in names
+    )
+
+
+def _summary(job: "TrainingJob") -> dict[str, str]:
+    config, world, schedule = job.config, job.world, job.schedule
+    trained, parameters = parameter_counts(job.state.model)
     part = "" if trained == parameters else f", {trained:,} of them trained ({config.tune.kind})"
-    train, val = job.train_loader.source, job.val_loader.source
-    height, width = job.preprocess.image_size
+    train, val = job.data.train, job.data.val
+    height, width = job.data.preprocess.image_size
     scaling = ""
     if config.optimizer.reference_batch is not None:
         scaling = (
@@ -140,31 +144,27 @@ def _summary(job: "Job") -> dict[str, str]:
             f"{config.optimizer.reference_batch})"
         )
     return {
-        "model": f"{job.state.notes['model']['kind']}, {parameters:,} parameters{part}",
+        "model": f"{job.start.config.kind}, {parameters:,} parameters{part}",
         "data": f"{config.data.kind}, {len(train):,} + {len(val):,} images of "
         f"{height} × {width}, {len(train.classes)} classes",
-        "preprocess": _preprocess(job.preprocess),
+        "preprocess": _preprocess(job.data.preprocess),
         "batch": f"{config.batch_size} = {job.micro_batch} per device × {world.size} device"
         f"{'s' if world.size > 1 else ''} × {job.order.accumulation} accumulated",
-        "learning rate": f"{plan.peak:g}{scaling}, {config.optimizer.name}",
-        "length": f"{plan.total:,} steps of {plan.steps_per_epoch:,} per epoch",
+        "learning rate": f"{schedule.peak:g}{scaling}, {config.optimizer.name}",
+        "length": f"{schedule.total:,} steps of {schedule.steps_per_epoch:,} per epoch",
         "precision": f"{config.precision} on {world.device.type}",
         "run": f"{job.run.folder}" + (f", from step {job.state.step}" if job.state.step else ""),
     }
 
 
 def _preprocess(preprocess: Preprocess) -> str:
-    """Every value with who said so; those of one origin together."""
-    height, width = preprocess.image_size
-    values = {
-        "image size": f"{height} × {width}",
-        "mean": ", ".join(f"{number:.4g}" for number in preprocess.mean),
-        "std": ", ".join(f"{number:.4g}" for number in preprocess.std),
-        "interpolation": preprocess.interpolation,
-        "crop ratio": f"{preprocess.crop_ratio:.4g}",
-    }
+    """The values of the preprocessing, grouped by where they come from."""
     by_origin: dict[str, list[str]] = {}
-    for name, value in values.items():
-        origin = preprocess.origin[name.replace(" ", "_")]
-        by_origin.setdefault(origin, []).append(f"{name} {value}")
-    return "; ".join(f"{', '.join(said)} (from {who})" for who, said in by_origin.items())
+    for name, origin in preprocess.origin.items():
+        value = getattr(preprocess, name)
+        if not isinstance(value, str):
+            numbers = value if isinstance(value, tuple) else (value,)
+            separator = " × " if name == "image_size" else ", "
+            value = separator.join(f"{number:.4g}" for number in numbers)
+        by_origin.setdefault(origin, []).append(f"{name.replace('_', ' ')} {value}")
+    return "; ".join(f"{', '.join(values)} (from {who})" for who, values in by_origin.items())

@@ -1,16 +1,16 @@
-"""The folder of a run: its name, its stored settings, whether to resume it, and how it ended.
+"""The folder of a run: its name, its stored settings, and whether to resume it.
 
 outputs/<name>/
-    config.json    the settings that run
-    status.json    running | finished | preempted | failed, at which step of how many; seconds that
-                   the run has taken, parameters of its model, images that a device takes at once
-    metrics.jsonl  every number, one line per event: the truth that loggers get copies of
-    load_report.json  what became of the weights that the run started from, if it did from any
-    features/      of a probe: what it is trained on; see features.py
-    probe/         the run before this one, if probe_first asks for it
-    split.csv      of a folder of images: which one is in which split
+    config.json    the settings of the run
+    status.json    running | finished | preempted | failed, step, number of steps, duration in
+                   seconds, parameters of the model, micro-batch
+    metrics.jsonl  every number, one line per event; trackers get copies
+    load_report.json  report on loading the initial weights, if there were any
+    features/      cached features of a probe; see features.py
+    probe/         the run before this one, with probe_first
+    split.csv      split of a folder of images
     skipped-0.jsonl  images that process 0 could not read, if there were any
-    .lock          which process trains this run; see lock.py
+    .lock          lock of the process that trains this run; see lock.py
     checkpoints/   step_….safetensors and best.safetensors
 """
 
@@ -19,13 +19,14 @@ import json
 import os
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
 from vision.config import ConfigError, UserError
+from vision.files import write_text
 from vision.training.configs import TrainConfig
 
 FREE = (
@@ -49,8 +50,7 @@ LOWER_IS_BETTER = ("loss",)
 Status = Literal["running", "finished", "preempted", "failed"]
 
 PREEMPTED = 75
-"""Exit code of a run that was asked to stop and can go on (EX_TEMPFAIL): schedulers requeue on it.
-"""
+"""Exit code of a run that was stopped and can be resumed (EX_TEMPFAIL): schedulers requeue it."""
 
 
 class RunFileError(UserError, OSError):
@@ -59,9 +59,20 @@ class RunFileError(UserError, OSError):
     def __init__(self, file: Path, error: OSError) -> None:
         super().__init__(
             f"{file} cannot be written: {error.strerror or error}. What was stored before is "
-            "untouched; the same command goes on from the newest checkpoint."
+            "untouched; the same command resumes from the newest checkpoint."
         )
         self.errno = error.errno
+
+
+@contextmanager
+def writing(file: Path) -> Iterator[None]:
+    """Within, an error of the file system becomes a RunFileError that names the file."""
+    try:
+        yield
+    except UserError:  # an unreadable image, say, met while its features are written
+        raise
+    except OSError as error:
+        raise RunFileError(file, error) from error
 
 
 @dataclass(frozen=True)
@@ -72,97 +83,105 @@ class Run:
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints lie."""
+        """Folder of the checkpoints."""
         return self.folder / "checkpoints"
 
     @property
     def metrics(self) -> Path:
-        """Where numbers are written."""
+        """File of all numbers."""
         return self.folder / "metrics.jsonl"
 
     @property
     def split(self) -> Path:
-        """Which image of a folder is in which split."""
+        """File with the split of a folder of images."""
         return self.folder / "split.csv"
 
-    def note_skipped(self, rank: int, names: Mapping[str, str]) -> None:
+    def store_unreadable(self, rank: int, reasons: Mapping[str, str]) -> None:
         """List the images that a process could not read, with the reasons."""
-        lines = [json.dumps({"image": name, "reason": names[name]}) for name in sorted(names)]
+        lines = [
+            json.dumps({"image": n, "reason": reason}) for n, reason in sorted(reasons.items())
+        ]
         if lines:
-            _replace(self.folder / f"skipped-{rank}.jsonl", "".join(f"{x}\n" for x in lines))
+            _write(self.folder / f"skipped-{rank}.jsonl", "".join(f"{x}\n" for x in lines))
 
     def mark_latest(self) -> None:
-        """Let the link `latest` beside the run's folder point to it."""
+        """Point the link `latest` beside the run's folder to it."""
         link = self.folder.parent / "latest"
         if link.is_dir() and not link.is_symlink():
-            return  # somebody has a run of that name
+            return  # a run of that name
         fresh = self.folder.parent / f".latest-{os.getpid()}"
-        try:
+        with writing(link):
             fresh.symlink_to(self.folder.name)
             fresh.replace(link)
-        except OSError as error:
-            raise RunFileError(link, error) from error
 
     def status(self) -> Mapping[str, Any]:
-        """How the run stands; empty if it never started."""
-        return _read(self.folder / "status.json")
+        """The status of the run; empty if it never started."""
+        return read_json(self.folder / "status.json")
+
+    def decision(self, config: TrainConfig) -> Literal["new", "resume", "finished"]:
+        """What to do with these settings in this folder; refused if they are not the run's own.
+
+        Only the holder of the run's lock can rely on the answer.
+        """
+        status = self.status()
+        if not status:
+            return "new"
+        if config.on_existing == "refuse":
+            raise ConfigError(
+                f"the run {self.folder} exists. Choose another name, or on_existing=resume."
+            )
+        differences = changes(self.stored_settings(), config.model_dump(mode="json"))
+        if differences and not config.allow_changes:
+            raise ConfigError(
+                f"the run {self.folder} was started with other settings:\n"
+                + "\n".join(f"  {line}" for line in differences)
+                + "\nChoose another name, or allow_changes=true to resume with the new settings."
+            )
+        return "finished" if status["status"] == "finished" else "resume"
 
     def set_status(self, status: Status, step: int, **more: Any) -> None:
-        """Record how the run stands."""
-        _write(self.folder / "status.json", {"status": status, "step": step, **more})
+        """Write the status of the run."""
+        write_json(self.folder / "status.json", {"status": status, "step": step, **more})
 
     def stored_settings(self) -> Mapping[str, Any]:
         """The settings that the run was started with."""
-        settings: Mapping[str, Any] = _read(self.folder / "config.json")
-        return settings
+        return read_json(self.folder / "config.json")
 
     def store_settings(self, config: TrainConfig) -> None:
         """Write the settings, once at the start of a run."""
-        _write(self.folder / "config.json", config.model_dump(mode="json"))
+        write_json(self.folder / "config.json", config.model_dump(mode="json"))
 
     def store_load_report(self, report: Mapping[str, Any]) -> None:
-        """Write what became of the weights that the run started from."""
-        _write(self.folder / "load_report.json", report)
+        """Write the report on loading the initial weights."""
+        write_json(self.folder / "load_report.json", report)
 
     def cut_metrics(self, step: int) -> None:
-        """Forget numbers of steps after `step`, which are about to be taken again."""
+        """Remove the numbers of steps after `step`, which are about to be repeated."""
         if not self.metrics.exists():
             return
         lines = self.metrics.read_text(encoding="utf-8").splitlines()
-        kept = [line for line in lines if _is_whole(line) and json.loads(line)["step"] <= step]
-        _replace(self.metrics, "".join(f"{line}\n" for line in kept))
+        complete = [line for line in lines if line.endswith("}")]  # a killed process may cut one
+        kept = [line for line in complete if json.loads(line)["step"] <= step]
+        _write(self.metrics, "".join(f"{line}\n" for line in kept))
 
 
-def open_run(config: TrainConfig, label: str) -> tuple[Run, Literal["new", "resume", "finished"]]:
-    """The folder of this run, and what to do with it. Nothing is written yet."""
-    settings = config.model_dump(mode="json")
-    name = run_name(settings, label) if config.name == "auto" else config.name
-    run = Run(Path(config.output) / name)
-    if not run.status():
-        return run, "new"
-    if config.on_existing == "refuse":
-        raise ConfigError(
-            f"the run {run.folder} exists. Choose another name, or on_existing=resume to go on."
-        )
-    differences = changes(run.stored_settings(), settings)
-    if differences and not config.allow_changes:
-        raise ConfigError(
-            f"the run {run.folder} was started with other settings:\n"
-            + "\n".join(f"  {line}" for line in differences)
-            + "\nChoose another name, or allow_changes=true to go on with the new ones."
-        )
-    return run, "finished" if run.status()["status"] == "finished" else "resume"
+def find_run(config: TrainConfig, label: str) -> Run:
+    """The run that a config names, whether it exists or not."""
+    name = config.name
+    if name == "auto":
+        name = run_name(config.model_dump(mode="json"), label)
+    return Run(Path(config.output) / name)
 
 
 def run_name(settings: Mapping[str, Any], label: str) -> str:
-    """`label` and six digits that follow from all settings that matter."""
+    """`label` and six digits of a digest of all settings that change what is learned."""
     fixed = {k: v for k, v in flat(settings).items() if not is_free(k)}
     digest = hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
     return f"{label}-{digest[:6]}"
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Settings that matter and differ, one line each."""
+    """Settings that differ and change what is learned, one line each."""
     before, after = flat(old), flat(new)
     keys = sorted(k for k in before.keys() | after.keys() if not is_free(k))
     return [
@@ -178,7 +197,7 @@ def better(metric: str, new: float, old: float) -> bool:
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted names."""
+    """Nested settings by dotted names."""
     found: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
@@ -190,26 +209,24 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @dataclass
 class StopRequest:
-    """Whether somebody asked this process to stop: SIGTERM, SIGINT or SIGUSR1."""
+    """A request to stop by SIGTERM, SIGINT or SIGUSR1; false until there is one."""
 
     signal: str = ""
-    _interrupts: int = field(default=0, repr=False)
 
     def __bool__(self) -> bool:
         return bool(self.signal)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Remember the request; a second interrupt from the keyboard ends the process at once."""
-        self.signal = signal.Signals(number).name
-        if number == signal.SIGINT:
-            self._interrupts += 1
-            if self._interrupts > 1:
-                raise KeyboardInterrupt
+        name = signal.Signals(number).name
+        if name == self.signal == "SIGINT":
+            raise KeyboardInterrupt
+        self.signal = name
 
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Within, signals are requests that the loop answers after its step."""
+    """Within, signals become a request that the loop handles after its step."""
     request = StopRequest()
     numbers = [signal.SIGTERM, signal.SIGINT]
     if hasattr(signal, "SIGUSR1"):  # not on Windows
@@ -228,15 +245,11 @@ def is_free(key: str) -> bool:
 
 
 def _shown(settings: Mapping[str, Any], key: str) -> str:
-    return json.dumps(settings[key]) if key in settings else "(not there)"
+    return json.dumps(settings[key]) if key in settings else "(missing)"
 
 
-def _is_whole(line: str) -> bool:
-    """A killed process may have left half a line."""
-    return line.startswith("{") and line.endswith("}")
-
-
-def _read(file: Path) -> Mapping[str, Any]:
+def read_json(file: Path) -> Mapping[str, Any]:
+    """The content of a JSON file of a run; empty if it does not exist."""
     try:
         values: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -246,18 +259,12 @@ def _read(file: Path) -> Mapping[str, Any]:
     return values
 
 
-def _write(file: Path, values: Mapping[str, Any]) -> None:
-    _replace(file, json.dumps(values, indent=1) + "\n")
+def write_json(file: Path, values: Mapping[str, Any]) -> None:
+    """Replace a JSON file of a run."""
+    _write(file, json.dumps(values, indent=1) + "\n")
 
 
-def _replace(file: Path, text: str) -> None:
-    """Never half a file: written beside it, then renamed."""
-    temporary = file.with_name(f".{file.name}.tmp")
-    try:
+def _write(file: Path, text: str) -> None:
+    with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(file)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise RunFileError(file, error) from error
+        write_text(file, text)

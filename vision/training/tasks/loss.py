@@ -1,5 +1,6 @@
-"""What training minimises."""
+"""The loss of a classifier."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -10,9 +11,9 @@ from vision.training.configs import LossConfig
 def training_loss(logits: Tensor, targets: Tensor, config: LossConfig) -> Tensor:
     """The mean loss of logits (n, classes), computed in full precision.
 
-    Targets are probabilities (n, classes), mixed and smoothed already (vision.data.images.mixing),
-    or labels (n,). Cross-entropy is summed over classes; BCE is their mean, as in DeiT-III (Touvron
-    et al., ECCV 2022), so that a loss of BCE is smaller by about the number of classes.
+    Targets are probabilities (n, classes), already mixed and smoothed (vision.data.images.mixing),
+    or labels (n,). Cross-entropy is summed over classes; BCE is averaged over them, as in DeiT-III
+    (Touvron et al., ECCV 2022), which makes it smaller by about the number of classes.
     """
     logits = logits.float()
     if config.kind == "cross_entropy":
@@ -24,8 +25,16 @@ def training_loss(logits: Tensor, targets: Tensor, config: LossConfig) -> Tensor
     return F.binary_cross_entropy_with_logits(logits, targets)
 
 
+def loss_and_sums(logits: Tensor, targets: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:
+    """The mean loss, and the sums (loss, correct predictions, images) for targets (n, classes)."""
+    loss = training_loss(logits, targets, config)
+    correct = (logits.detach().argmax(1) == targets.argmax(1)).sum()
+    count = loss.new_tensor(float(len(targets)))
+    return loss, torch.stack([loss.detach() * count, correct.to(loss.dtype), count])
+
+
 def check_loss(config: LossConfig, label_smoothing: float, classes: int) -> None:
-    """Refuse a threshold that makes every class of a smoothed target right, or none.
+    """Refuse a threshold above or below all values of a smoothed target.
 
     Smoothing gives each wrong class smoothing / classes: small, but above a threshold of 0.
     """

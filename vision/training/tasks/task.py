@@ -1,0 +1,146 @@
+"""What training minimises: the only part of a run that knows what a batch means.
+
+A new task is one file with a subclass of `Task`, and a line in `select.py`; loop, step and
+checkpoints do not change.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+
+from PIL.Image import Image
+from torch import Tensor, nn
+
+from vision.data.batches import build_loader
+from vision.data.configs import AugmentConfig
+from vision.data.loader import Batch, Loader
+from vision.data.order import BatchOrder, evaluation_requests
+from vision.data.preprocess import Preprocess
+from vision.data.sources.source import Source
+from vision.models.layers import Classifier
+from vision.training.configs import TrainConfig
+from vision.training.run.distributed import World
+from vision.training.run.messages import Reporter
+from vision.training.run.run_folder import Run
+
+
+class Samples(Protocol):
+    """A batch of any task."""
+
+    @property
+    def ids(self) -> Tensor:
+        """int64 (n,): numbers of the samples in the training data."""
+
+
+B = TypeVar("B", bound=Samples)
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The images of a run, and how pixels become the model's numbers."""
+
+    train: Source
+    val: Source
+    preprocess: Preprocess
+
+
+@dataclass(eq=False)
+class Task(ABC, Generic[B]):
+    """The batches of a run, their loss, and its evaluation."""
+
+    measures: ClassVar[tuple[str, ...]]
+    """Names of the means that are logged in training; see `loss`."""
+    headline: ClassVar[tuple[str, ...]]
+    """Names of the evaluated numbers that are shown on the terminal."""
+
+    config: TrainConfig
+    data: TrainingData
+    model: Classifier
+    """What the optimiser updates, EMA averages and checkpoints store."""
+    run: Run
+    world: World
+
+    def __post_init__(self) -> None:
+        """Set up the parts that no weights are needed for. A subclass may set `module`, which a
+        training step calls, to a part of the model, or `model` to one with further parameters.
+        """
+        self.module: nn.Module = self.model
+        self.parallel: Literal["ddp", "fsdp"] = self.config.parallel
+        self.val_loader = self.image_loader(self.data.val)
+
+    def prepare(self, batch_size: int, reporter: Reporter) -> None:
+        """Called once, when the model has the weights that training starts or resumes from."""
+
+    @abstractmethod
+    def training_batches(self, order: BatchOrder, start: int, stop: int) -> Iterator[B]:
+        """This process's batches from the sample number `start` of the run to `stop`."""
+
+    @abstractmethod
+    def loss(self, module: nn.Module, batch: B, step: int, part: int) -> tuple[Tensor, Tensor]:
+        """The mean loss of one part of a step, and sums over its samples.
+
+        `module` is `self.module` or its wrapper. The sums, on the device, are one for each of
+        `measures`, then the number of samples. Torch's global generator is seeded before each call;
+        anything else that is random must be a function of (seed, step, rank, part).
+        """
+
+    @abstractmethod
+    def evaluate(self, batch_size: int) -> dict[str, float]:
+        """Numbers on the validation data with the present weights, `checkpoint.best` among them.
+
+        All processes call this together and get the same numbers.
+        """
+
+    @abstractmethod
+    def trial_batch(self, size: int) -> B | None:
+        """A batch to measure the memory of a step with; None: every size fits."""
+
+    def training_sheet(self, batch: B) -> Image | None:
+        """The first batch as the model gets it, for the experiment tracker."""
+        return None
+
+    def prediction_sheet(self, batch_size: int, step: int) -> Image | None:
+        """Predictions for the experiment tracker. All processes call this together."""
+        return None
+
+    def record(self) -> dict[str, Any]:
+        """Fields of a checkpoint's record that opening the model needs."""
+        preprocess = self.data.preprocess
+        return {
+            "classes": list(self.data.train.classes),
+            "channels": self.data.train.channels,
+            "preprocess": {
+                "image_size": list(preprocess.image_size),
+                "mean": list(preprocess.mean),
+                "std": list(preprocess.std),
+                "interpolation": preprocess.interpolation,
+                "crop_ratio": preprocess.crop_ratio,
+                "origin": dict(preprocess.origin),
+            },
+        }
+
+    def unreadable(self) -> Mapping[str, str]:
+        """Names of the images that this process could not read so far, with the reasons."""
+        return {f.name: f.reason for f in self.val_loader.failures.values()}
+
+    def image_loader(self, source: Source, augment: AugmentConfig | None = None) -> Loader:
+        """A loader of images, augmented or as in evaluation."""
+        return build_loader(
+            source,
+            self.data.preprocess,
+            self.config.data,
+            self.config.loader,
+            augment=augment,
+            seed=self.config.seed,
+            processes=self.world.size,
+            on_cpu=self.world.device.type == "cpu",
+        )
+
+    def first_validation_images(self, batch_size: int) -> Batch:
+        """The first batch of validation images of this process."""
+        requests = evaluation_requests(
+            len(self.data.val), batch_size, self.world.rank, self.world.size
+        )
+        return next(self.val_loader.batches(islice(requests, 1)))
