@@ -153,7 +153,7 @@ class HuggingFaceConfig(_StoredData):
 
 def named_splits(config: ShardsConfig | HuggingFaceConfig) -> dict[Split, str]:
     """Return the name or pattern that the config gives to each split that it has."""
-    names = {split: getattr(config, split) for split in SPLITS}
+    names: dict[Split, str | None] = {"train": config.train, "val": config.val, "test": config.test}
     return {split: name for split, name in names.items() if name is not None}
 
 
