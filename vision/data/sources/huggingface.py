@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vision.config import ConfigError, suggest
-from vision.data.configs import HuggingFaceConfig, Split, named_splits
+from vision.data.configs import HuggingFaceConfig, Split
 from vision.data.sources.source import Source
+from vision.data.sources.subsets import named_splits
 
 if TYPE_CHECKING:
     import datasets  # type: ignore[import-untyped]

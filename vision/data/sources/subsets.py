@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from vision.data.configs import HuggingFaceConfig, ShardsConfig, Split
 from vision.data.sources.source import Source, StoredImage
 
 Indices = NDArray[np.int64]
@@ -14,6 +15,12 @@ UNEQUAL = 10
 
 # Keys of the random draws: different uses of one seed must not draw the same permutation.
 _SUBSET_KEY, _SPLIT_KEY, _GROUP_KEY = 1, 2, 3
+
+
+def named_splits(config: ShardsConfig | HuggingFaceConfig) -> dict[Split, str]:
+    """Return the name or pattern that the config gives to each split that it has."""
+    names: dict[Split, str | None] = {"train": config.train, "val": config.val, "test": config.test}
+    return {split: name for split, name in names.items() if name is not None}
 
 
 class Subset(Source):
