@@ -5,6 +5,7 @@ and can be used by others (`data.table=outputs/…/split.csv`).
 """
 
 import csv
+import io
 import os
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from vision.data.sources.folder import (
 from vision.data.sources.packed import PackedStrings
 from vision.data.sources.subsets import split_by_fraction
 from vision.data.sources.wordnet import readable_names
+from vision.files import replacing, write_all
 
 SPLIT_NAMES: dict[str, Split] = {
     "train": "train",
@@ -101,16 +103,18 @@ def folder_classes(config: FolderConfig) -> tuple[str, ...]:
 
 
 def write_table(table: Table, path: Path) -> None:
-    """Write every image with its split as a CSV file for `data.table`."""
+    """Write every image with its split as a CSV file for `data.table`, atomically."""
     split_of = np.empty(len(table.paths), dtype=object)
     for split, indices in table.splits.items():
         split_of[indices] = split
-    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS if table.groups else COLUMNS[:3])
-        for i, name in enumerate(table.paths):
-            row = [name, table.classes[table.labels[i]], split_of[i]]
-            writer.writerow([*row, table.groups[i]] if table.groups else row)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(COLUMNS if table.groups else COLUMNS[:3])
+    for i, name in enumerate(table.paths):
+        row = [name, table.classes[table.labels[i]], split_of[i]]
+        writer.writerow([*row, table.groups[i]] if table.groups else row)
+    with replacing(path) as file:
+        write_all(file, text.getvalue().encode("utf-8", "surrogateescape"))
 
 
 def with_saved_split(config: FolderConfig, path: Path) -> FolderConfig:
