@@ -151,12 +151,6 @@ class HuggingFaceConfig(_StoredData):
     channels: Literal[1, 3]
 
 
-def named_splits(config: ShardsConfig | HuggingFaceConfig) -> dict[Split, str]:
-    """Return the name or pattern that the config gives to each split that it has."""
-    names = {split: getattr(config, split) for split in SPLITS}
-    return {split: name for split, name in names.items() if name is not None}
-
-
 DataConfig = Annotated[
     ShapesConfig
     | FolderConfig

@@ -1,4 +1,4 @@
-"""How pixels become a model's numbers: the same for training, evaluation and prediction."""
+"""Preprocessing: the same for training, evaluation and prediction."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from vision.data.configs import DataConfig, Interpolation, PreprocessConfig, Sha
 from vision.data.sources.known_sets import known_set
 
 Known = Sequence[tuple[str, Mapping[str, Any]]]
-"""Values of a preprocessing with their origins; the first one that has a value decides it."""
+"""Preprocessing values with their origins, in order of precedence."""
 DEFAULT = "default"
-"""Origin of values that neither the config nor weights nor the data set decide."""
+"""Origin of values that neither the config nor the weights nor the data set determine."""
 NAMES = ("mean", "std", "interpolation", "crop_ratio")
-"""The values of a preprocessing that weights or data sets decide."""
+"""Preprocessing values that weights or data sets may determine."""
 
-# Of the training images of ImageNet, as nearly every published model has them. For greyscale
-# images they are averaged.
+# Statistics of ImageNet's training images, used by nearly every published model. They are averaged
+# for greyscale images.
 _DEFAULTS: dict[str, Any] = {
     "mean": (0.485, 0.456, 0.406),
     "std": (0.229, 0.224, 0.225),
@@ -31,7 +31,7 @@ _DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Preprocess:
-    """The values of a PreprocessConfig without any `auto`, and where each one comes from."""
+    """The values of a PreprocessConfig without `auto`, and their origins."""
 
     image_size: tuple[int, int]
     """Height and width."""
@@ -41,12 +41,13 @@ class Preprocess:
     interpolation: Interpolation
     crop_ratio: float
     origin: Mapping[str, str]
-    """For each of mean, std, interpolation and crop_ratio: who said so."""
+    """Origin of mean, std, interpolation and crop_ratio."""
 
     def crop_ratio_for(self, height: int, width: int) -> float:
-        """The crop ratio for an image of this size. Where nobody has set it, images that are no
-        larger than the model's input are used whole: cutting their border off would show a model
-        larger objects than it was trained on.
+        """Return the crop ratio for an image of this size.
+
+        If the ratio is a default, images that fit into the model's input are used whole: cutting
+        off their border would show a model larger objects than it was trained on.
         """
         small = height <= self.image_size[0] and width <= self.image_size[1]
         return 1.0 if small and self.origin.get("crop_ratio") == DEFAULT else self.crop_ratio
@@ -58,10 +59,10 @@ def resolve_preprocess(
     channels: int,
     known: Known = (),
 ) -> Preprocess:
-    """Fill in what is `auto` from the first of the `known` (origin, values) that has it.
+    """Replace `auto` by the first of the `known` (origin, values) that has a value.
 
-    Callers list the weights before the data set: weights want the numbers that they were trained
-    with. What nobody knows gets ImageNet's values.
+    Callers list the weights before the data set, since weights need the values that they were
+    trained with. ImageNet's values are the default.
     """
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
@@ -108,9 +109,10 @@ def usual_values(data: DataConfig) -> list[tuple[str, dict[str, Any]]]:
 def normalizer(
     preprocess: Preprocess, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Callable[[Tensor], Tensor]:
-    """A function that makes uint8 batches (n, c, h, w) the model's numbers, on the device.
+    """Return a function that normalises uint8 batches (n, c, h, w) on the device.
 
-    (pixel / 255 − mean) / std as one multiplication and one addition; computed in at least float32.
+    It computes (pixel / 255 − mean) / std as one multiplication and one addition, in float32 or
+    better.
     """
     exact = torch.promote_types(dtype, torch.float32)
     mean = torch.tensor(preprocess.mean, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Changes to a training image after it has been cropped: policies, colours, erasing."""
+"""Augmentation of a cropped training image: policies, colours, erasing."""
 
 import math
 from collections.abc import Callable
@@ -73,7 +73,7 @@ def import_policy(policy: str) -> None:
 
 @cache
 def _torchvision_policy(policy: str) -> Callable[[Image.Image], Image.Image]:
-    """Transforms of torchvision, as its reference training uses them."""
+    """Return a transform of torchvision, as its reference training uses it."""
     v2 = _torchvision_transforms()
     match _parse_policy(policy):
         case RandAugment(flavour="torchvision", layers=layers, magnitude=magnitude):
@@ -90,7 +90,7 @@ def _torchvision_policy(policy: str) -> Callable[[Image.Image], Image.Image]:
 
 
 def three_augment(image: Image.Image, random: np.random.Generator) -> Image.Image:
-    """Greyscale, solarised or blurred, one third each (Touvron et al., DeiT III, section 3.2)."""
+    """Convert to greyscale, solarise or blur, with equal probability (DeiT III, section 3.2)."""
     match int(random.integers(3)):
         case 0:
             return image.convert("L").convert(image.mode)
@@ -135,10 +135,10 @@ def erase(
     std: tuple[float, ...],
     random: np.random.Generator,
 ) -> Pixels:
-    """A random rectangle filled with noise or the mean colour (Zhong et al., AAAI 2020).
+    """Fill a random rectangle with noise or the mean colour (Zhong et al., AAAI 2020).
 
-    Noise is normal with the mean and deviation of the data, so that it is standard normal to the
-    model, up to rounding and the range of a pixel. Nothing is erased if ten rectangles do not fit.
+    Noise has the mean and deviation of the data, so that the model sees standard normal values, up
+    to rounding and the range of a pixel. Nothing is erased if ten rectangles do not fit.
     """
     height, width, channels = pixels.shape
     low, high = (math.log(aspect) for aspect in augment.erase_aspect)
@@ -165,14 +165,14 @@ def erase(
 
 @cache
 def _normal_values(mean: float, std: float) -> NDArray[np.uint8]:
-    """256 equally likely pixel values of a normal distribution: a random byte picks one."""
+    """Return 256 equally likely pixel values of a normal distribution, indexed by a random byte."""
     quantiles = [NormalDist(mean, std).inv_cdf((i + 0.5) / 256) for i in range(256)]
     values: NDArray[np.uint8] = np.clip(np.rint(255 * np.array(quantiles)), 0, 255).astype(np.uint8)
     return values
 
 
 def _torchvision_transforms() -> ModuleType:
-    """Imported only where used: it takes as long as torch itself, in every spawned worker."""
+    """Import torchvision only if used: it takes as long as torch, in every spawned worker."""
     from torchvision.transforms import v2  # type: ignore[import-untyped]
 
     module: ModuleType = v2
@@ -180,11 +180,11 @@ def _torchvision_transforms() -> ModuleType:
 
 
 def to_image(pixels: Pixels) -> Image.Image:
-    """The same image for Pillow."""
+    """Convert pixels to a Pillow image."""
     return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
 
 def from_image(image: Image.Image) -> Pixels:
-    """And back."""
+    """Convert a Pillow image to pixels."""
     pixels = np.array(image)
     return pixels[:, :, None] if pixels.ndim == 2 else pixels

@@ -1,9 +1,8 @@
-"""From an encoded file, or an array, to uint8 pixels of the wanted number of channels.
+"""From an encoded file or an array to uint8 pixels with the required number of channels.
 
-Two ways lead there. Plain 8-bit JPEG files take the fast one: libjpeg-turbo straight into an array,
-and of a baseline file only the rows down to the lower edge of the crop. Everything else goes
-through Pillow, and so does every JPEG file that libjpeg-turbo complains about; Pillow then decides
-whether it is readable.
+There are two paths. Plain 8-bit JPEG files take the fast one: libjpeg-turbo decodes into an array,
+and of a baseline file only the rows above the lower edge of the crop. Everything else is decoded by
+Pillow, including every JPEG file with errors or warnings of libjpeg-turbo.
 """
 
 import io
@@ -25,10 +24,10 @@ Pixels = NDArray[np.uint8]
 """(height, width, channels)."""
 
 BACKGROUND = (255, 255, 255, 255)
-"""What shows through where an image is transparent: white, as on a page."""
+"""Colour behind transparent pixels: white, as on a page."""
 
 DEFAULT_MAX_PIXELS = 178_956_970
-"""Larger images are refused before memory is taken for them; Pillow refuses the same ones."""
+"""Larger images are refused before memory is allocated; Pillow has the same limit."""
 
 _TRANSPARENT_MODES = ("RGBA", "RGBa", "LA", "La", "PA")
 
@@ -45,10 +44,10 @@ class OpenImage:
     width: int
     name: str
     _rows: Callable[[int], Pixels]
-    """All columns of the rows above the given one, or of more rows."""
+    """Returns all columns of at least the rows above the given one."""
 
     def region(self, top: int, left: int, height: int, width: int) -> Pixels:
-        """The pixels of a rectangle inside the image."""
+        """Return the pixels of a rectangle inside the image."""
         with _named_errors(self.name):
             rows = self._rows(int(top + height))
             if rows.shape[0] < top + height or rows.shape[1] != self.width:
@@ -56,14 +55,14 @@ class OpenImage:
         return rows[top : top + height, left : left + width]
 
     def pixels(self) -> Pixels:
-        """The whole image."""
+        """Return the whole image."""
         return self.region(0, 0, self.height, self.width)
 
 
 def decode(
     image: StoredImage, channels: int, name: str, max_pixels: int = DEFAULT_MAX_PIXELS
 ) -> Pixels:
-    """The whole image, or an UnreadableImageError that names it."""
+    """Return the whole image, or raise an UnreadableImageError that names it."""
     return open_image(image, channels, name, max_pixels).pixels()
 
 
@@ -74,7 +73,7 @@ def open_image(
     max_pixels: int = DEFAULT_MAX_PIXELS,
     fast: bool = True,
 ) -> OpenImage:
-    """The image with its size known. `fast=False` sends JPEG files through Pillow as well."""
+    """Open an image and read its size. With `fast=False` Pillow decodes JPEG files as well."""
     with _named_errors(name):
         if isinstance(image, np.ndarray):
             pixels = _array_pixels(image, channels)
@@ -96,7 +95,7 @@ def open_image(
 
 
 class _named_errors:  # noqa: N801 (used like a function, and cheaper than a generator)
-    """Turns whatever a decoder says of a bad file into one kind of error that names the file."""
+    """Convert any error of a decoder to an UnreadableImageError that names the file."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -104,8 +103,8 @@ class _named_errors:  # noqa: N801 (used like a function, and cheaper than a gen
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        # Decoders raise nearly anything for malformed files: struct.error, zlib.error, IndexError.
-        # Too little memory, however, says nothing about the file.
+        # Decoders raise many kinds of errors for bad files: struct.error, zlib.error, IndexError.
+        # Too little memory, however, is not a fault of the file.
         if isinstance(error, Exception) and not isinstance(error, MemoryError):
             raise UnreadableImageError(f"{self.name}: {error}") from error
 
@@ -136,9 +135,9 @@ def _array_pixels(array: NDArray[np.uint8], channels: int) -> Pixels:
 
 
 def _pillow_pixels(data: bytes, channels: int, max_pixels: int) -> Pixels:
-    """First frame of any image that Pillow reads, upright, opaque and with 8 bits per channel."""
+    """Decode the first frame of an image: upright, opaque and with 8 bits per channel."""
     with warnings.catch_warnings():
-        # The size is checked against our own limit. Damaged EXIF data costs the rotation only.
+        # The size is checked against our own limit. Damaged EXIF data only loses the rotation.
         warnings.simplefilter("ignore")
         try:
             image: Image.Image = Image.open(io.BytesIO(data), formats=_known_formats())
@@ -148,7 +147,7 @@ def _pillow_pixels(data: bytes, channels: int, max_pixels: int) -> Pixels:
             ) from None
         _check_size(*image.size, max_pixels)
         image.load()
-        # TIFF files come out of load() upright, with the orientation struck from their EXIF data.
+        # load() turns TIFF files upright and removes the orientation from their EXIF data.
         ImageOps.exif_transpose(image, in_place=True)
         return _flatten(image, channels)
 
@@ -160,7 +159,7 @@ def _known_formats() -> tuple[str, ...]:
 
 
 def _flatten(image: Image.Image, channels: int) -> Pixels:
-    """Any mode of Pillow as 8-bit greyscale or RGB."""
+    """Convert any mode of Pillow to 8-bit greyscale or RGB."""
     if image.mode[0] in "IF":
         image = _eight_bits(image)
     if image.mode in _TRANSPARENT_MODES or "transparency" in image.info:
@@ -173,8 +172,8 @@ def _flatten(image: Image.Image, channels: int) -> Pixels:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """The upper 8 bits of a greyscale image of 16 bits; Pillow itself would clip it at 255."""
-    # Some versions of Pillow hold 16-bit PNG and PGM files as 32-bit integers.
+    """Return the upper 8 bits of a 16-bit greyscale image; Pillow itself would clip at 255."""
+    # Some versions of Pillow represent 16-bit PNG and PGM files as 32-bit integers.
     sixteen = image.mode.startswith("I;16") or image.format in ("PNG", "PPM")
     if image.mode == "F" or not sixteen:
         raise ValueError(
@@ -193,15 +192,15 @@ class _JpegHeader:
     height: int
     width: int
     height_offset: int
-    """Where in the file the height is written."""
+    """Position of the height in the file."""
     sequential: bool
-    """Rows are coded one after the other: the upper ones can be had without the lower ones."""
+    """Whether rows are coded in order, so that the upper ones can be decoded alone."""
     components: int
     orientation: int
 
 
 def _read_jpeg_header(data: bytes) -> _JpegHeader | None:
-    """What the fast way needs to know, or None if the file is not for it."""
+    """Return what the fast path needs, or None if the file is not suited for it."""
     orientation = 1
     position, end = 2, len(data) - 10
     if data[:2] != b"\xff\xd8":
@@ -212,7 +211,7 @@ def _read_jpeg_header(data: bytes) -> _JpegHeader | None:
             position += 1
             continue
         length = int.from_bytes(data[position + 2 : position + 4], "big")
-        if marker == 0xE1:  # EXIF or XMP, either of which may ask for a rotation
+        if marker == 0xE1:  # EXIF or XMP, both of which may specify a rotation
             segment = data[position + 4 : position + 2 + length]
             if segment.startswith(b"Exif\0\0"):
                 orientation = _exif_orientation(segment)
@@ -237,7 +236,7 @@ def _exif_orientation(segment: bytes) -> int:
     try:
         exif.load(segment)
         value = exif.get(ExifTags.Base.Orientation, 1)
-    except Exception:  # damaged EXIF data costs the rotation, not the image; so also in Pillow
+    except Exception:  # damaged EXIF data loses the rotation, not the image, as in Pillow
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
@@ -245,9 +244,8 @@ def _exif_orientation(segment: bytes) -> int:
 def _jpeg_rows(
     data: bytes, header: _JpegHeader, channels: int, max_pixels: int, bottom: int
 ) -> Pixels:
-    """The upright image; if it lies upright in the file, perhaps only the rows above `bottom`."""
-    # Where a file has fewer colours than pixels, they are interpolated: one row more takes part.
-    # A block is at most 32 rows high.
+    """Decode the upright image; of one stored upright, perhaps only the rows above `bottom`."""
+    # Subsampled colours are interpolated, which takes one more row. A block has at most 32 rows.
     rows = -(-(bottom + 2) // 32) * 32
     space = "GRAY" if header.components == channels == 1 else "RGB"
     pixels: Pixels
@@ -256,10 +254,10 @@ def _jpeg_rows(
             rows < header.height
             and header.sequential
             and header.orientation == 1
-            and data.endswith(b"\xff\xd9")  # the file's end is there: not cut off
+            and data.endswith(b"\xff\xd9")  # the file is not truncated
         ):
-            # The decoder stops where the header says that the image ends. Then it complains about
-            # bytes that are left over; so it is asked not to be strict.
+            # The decoder stops at the height given in the header, and warns of the bytes left over
+            # unless it is not strict.
             shorter = bytearray(data)
             shorter[header.height_offset : header.height_offset + 2] = rows.to_bytes(2, "big")
             pixels = simplejpeg.decode_jpeg(shorter, space, strict=False)

@@ -1,7 +1,7 @@
-"""Mixup and CutMix on whole batches, on the device, with the targets that go with them.
+"""Mixup and CutMix of whole batches and their targets, on the device.
 
-One draw per batch decides between Mixup, CutMix and neither; the first image is mixed with the
-last, the second with the last but one, and so on.
+One draw per batch chooses Mixup, CutMix or neither. The first image is mixed with the last, the
+second with the last but one, and so on.
 """
 
 import math
@@ -19,12 +19,12 @@ from vision.randomness import generator
 
 @dataclass(frozen=True)
 class Mix:
-    """What happens to a batch."""
+    """Mixing of a batch."""
 
     share: float = 1.0
-    """Of each image itself; the rest belongs to its partner."""
+    """Share of each image itself; the rest comes from its partner."""
     box: Box | None = None
-    """CutMix: the rectangle that comes from the partner."""
+    """Rectangle that comes from the partner (CutMix)."""
 
 
 def mix_batch(
@@ -38,9 +38,9 @@ def mix_batch(
     rank: int = 0,
     part: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Normalised images (n, c, h, w) and their targets (n, classes), mixed and smoothed.
+    """Return normalised images (n, c, h, w) and their targets (n, classes), mixed and smoothed.
 
-    `part` counts the batches of one step where gradients are accumulated.
+    `part` is the number of the batch within a step with gradient accumulation.
     """
     random = generator(seed, "mixing", epoch=step, index=rank, occurrence=part)
     mix = draw_mix(augment, (images.shape[-2], images.shape[-1]), random)
@@ -48,7 +48,7 @@ def mix_batch(
 
 
 def draw_mix(augment: AugmentConfig, size: tuple[int, int], random: np.random.Generator) -> Mix:
-    """One random decision for a batch of images of this size."""
+    """Draw the mixing of a batch of images of this size."""
     if not (augment.mixup or augment.cutmix) or random.random() >= augment.mix:
         return Mix()
     cut = augment.cutmix > 0
@@ -60,9 +60,9 @@ def draw_mix(augment: AugmentConfig, size: tuple[int, int], random: np.random.Ge
 
 
 def cut_box(share: float, size: tuple[int, int], random: np.random.Generator) -> Mix:
-    """A rectangle of the image's shape around a random place (Yun et al., ICCV 2019).
+    """Return a rectangle of the image's shape around a random point (Yun et al., ICCV 2019).
 
-    What sticks out of the image is cut off; the share is that of the pixels that are then left.
+    It is clipped to the image; the share is computed from the pixels that remain.
     """
     height, width = size
     cut_height, cut_width = (int(side * math.sqrt(1 - share)) for side in size)
@@ -74,7 +74,7 @@ def cut_box(share: float, size: tuple[int, int], random: np.random.Generator) ->
 
 
 def mix_images(images: Tensor, mix: Mix) -> Tensor:
-    """The mixed batch; the given one is left as it is."""
+    """Return the mixed batch; the given one is not changed."""
     if mix.share == 1:
         return images
     if mix.box is None:
@@ -88,7 +88,7 @@ def mix_images(images: Tensor, mix: Mix) -> Tensor:
 
 
 def soft_targets(labels: Tensor, classes: int, mix: Mix, smoothing: float) -> Tensor:
-    """Probabilities (n, classes): both images' labels by their shares, then smoothed.
+    """Return probabilities (n, classes): both images' labels by their shares, then smoothed.
 
     Smoothing moves a share of every target to the uniform distribution (Szegedy et al., CVPR 2016).
     """

@@ -1,13 +1,13 @@
-"""The names of augmentation policies, as written in a config. Free of torch and Pillow.
+"""Names of augmentation policies, as written in a config. Free of torch and Pillow.
 
     none | auto_augment | trivial_augment | augmix | three_augment
     timm:rand-m9-mstd0.5-inc1         timm's own string: m n p mstd mmax inc
     torchvision:rand-m9-n2            RandAugment of torchvision: m n
     big_vision:rand-m10-n2            RandAugment of big_vision: m n
 
-The three RandAugments share a name only. They differ in their operations, in what a magnitude means
-(in timm's without `inc1` some operations get weaker as it grows), and timm applies each chosen
-operation with a probability of one half.
+The three RandAugments differ in their operations and in the meaning of a magnitude (without `inc1`
+some of timm's operations get weaker as it grows), and timm applies each chosen operation with a
+probability of one half.
 """
 
 import re
@@ -21,20 +21,20 @@ PLAIN_POLICIES = ("none", "auto_augment", "trivial_augment", "augmix", "three_au
 
 @dataclass(frozen=True)
 class RandAugment:
-    """RandAugment (Cubuk et al., 2020) in one of the forms that are in use."""
+    """Settings of RandAugment (Cubuk et al., 2020) in one of three forms."""
 
     flavour: Literal["timm", "torchvision", "big_vision"]
     magnitude: int = 10
-    """On a scale where 10 is strong; torchvision: a bin, of 31."""
+    """Magnitude on a scale where 10 is strong; torchvision: one of 31 bins."""
     layers: int = 2
-    """Operations that are chosen for each image, one after the other."""
+    """Number of operations chosen for each image."""
     probability: float = 1.0
-    """With which a chosen operation is applied."""
+    """Probability that a chosen operation is applied."""
     magnitude_std: float = 0.0
-    """Spread of the magnitude; infinity: uniform from 0 to the magnitude."""
+    """Standard deviation of the magnitude; infinity: uniform from 0 to the magnitude."""
     magnitude_max: int = 10
     increasing: bool = False
-    """Use forms of the operations that all get stronger with the magnitude."""
+    """Whether all operations get stronger with the magnitude."""
 
 
 _SETTINGS = {
@@ -45,7 +45,7 @@ _SETTINGS = {
 
 
 def parse_policy(text: str) -> str | RandAugment:
-    """A plain policy's name as it is, or the settings of a RandAugment. Raises ValueError."""
+    """Return the name of a plain policy, or the settings of RandAugment. Raise ValueError."""
     if text in PLAIN_POLICIES:
         return text
     flavour, colon, settings = text.partition(":")
@@ -61,8 +61,8 @@ def parse_policy(text: str) -> str | RandAugment:
         key = match[1] if match else part
         if not match or key not in _SETTINGS[flavour] or key in values:
             raise ValueError(
-                f"'{text}': cannot make sense of '{part}'; each part is one of "
-                f"{', '.join(_SETTINGS[flavour])} followed by a number, and comes once."
+                f"'{text}': cannot parse '{part}'; each part is one of "
+                f"{', '.join(_SETTINGS[flavour])} followed by a number, given once."
             )
         values[key] = float(match[2])
     for key in ("m", "n", "mmax", "inc"):

@@ -1,6 +1,6 @@
-"""Images of any size to images of the model's size: random for training, fixed for evaluation.
+"""From images of any size to the model's input size: random for training, fixed for evaluation.
 
-Everything is uint8 (height, width, channels); numbers and mixing come later, on whole batches.
+Pixels are uint8 (height, width, channels); normalisation and mixing follow, on whole batches.
 """
 
 import math
@@ -24,9 +24,9 @@ Transform = Callable[[OpenImage, np.random.Generator], Pixels]
 
 
 def evaluation_pixels(image: OpenImage, preprocess: Preprocess) -> Pixels:
-    """Resized so that image_size / crop_ratio just fits in, then the middle.
+    """Resize to just cover image_size / crop_ratio, then crop the centre.
 
-    The same sizes and offsets as Resize and CenterCrop of torchvision.
+    Sizes and offsets are those of torchvision's Resize and CenterCrop.
     """
     height, width = preprocess.image_size
     ratio = preprocess.crop_ratio_for(image.height, image.width)
@@ -43,7 +43,7 @@ def training_pixels(
     augment: AugmentConfig,
     random: np.random.Generator,
 ) -> Pixels:
-    """One random view of an image; the same one for the same state of `random`."""
+    """Return a random view of an image, determined by the state of `random`."""
     interpolation = preprocess.interpolation
     if augment.interpolation == "random":
         interpolation = "bicubic" if random.random() < 0.5 else "bilinear"
@@ -71,12 +71,12 @@ def training_pixels(
 def random_resized_crop_box(
     height: int, width: int, augment: AugmentConfig, random: np.random.Generator
 ) -> Box:
-    """A rectangle of random area and aspect ratio (Szegedy et al., CVPR 2015, section 6).
+    """Draw a rectangle of random area and aspect ratio (Szegedy et al., CVPR 2015, section 6).
 
-    Area: uniform; aspect: uniform in the logarithm; both drawn anew until the rectangle fits. After
-    ten times, the largest rectangle of an allowed aspect, in the middle.
+    The area is uniform, the aspect ratio log-uniform; both are drawn again until the rectangle
+    fits. After ten attempts it is the largest centred rectangle of an allowed aspect ratio.
     """
-    # By random() alone: uniform() and integers() take ten times as long for a single number.
+    # Only random(): uniform() and integers() take ten times as long for a single number.
     low, high = (math.log(aspect) for aspect in augment.crop_aspect)
     smallest, largest = augment.crop_area
     for _ in range(10):
@@ -100,7 +100,7 @@ def _padded_random_crop(
     interpolation: Interpolation,
     random: np.random.Generator,
 ) -> Pixels:
-    """Resized to just cover image_size, padded, and cropped at a random place."""
+    """Resize to just cover image_size, pad, and crop at a random position."""
     height, width = preprocess.image_size
     pixels = _resized_to_cover(image, preprocess.image_size, interpolation)
     if augment.padding:
@@ -117,9 +117,9 @@ def _padded_random_crop(
 def _resized_to_cover(
     image: OpenImage, target: tuple[int, int], interpolation: Interpolation
 ) -> Pixels:
-    """Resized to just cover a size; of an image longer than 32 times its width, the middle.
+    """Resize to just cover a size. Of an image longer than 32 times its width, use the centre.
 
-    Or else one of 30,000 × 1 pixels would need gigabytes to become 224 pixels high.
+    Otherwise an image of 30,000 × 1 pixels would take gigabytes at a height of 224 pixels.
     """
     limit = 32 * min(image.height, image.width)
     height, width = min(image.height, limit), min(image.width, limit)
@@ -129,7 +129,7 @@ def _resized_to_cover(
 
 
 def covering_size(size: tuple[int, int], target: tuple[int, int]) -> tuple[int, int]:
-    """(height, width) of the same shape as `size`, just large enough for `target` to fit in."""
+    """Return the smallest (height, width) of the shape of `size` that covers `target`."""
     height, width = size
     if target[0] * width >= target[1] * height:
         return target[0], max(target[1], target[0] * width // height)
@@ -137,17 +137,17 @@ def covering_size(size: tuple[int, int], target: tuple[int, int]) -> tuple[int, 
 
 
 def resize(pixels: Pixels, size: tuple[int, int], interpolation: Interpolation) -> Pixels:
-    """Resampled with antialiasing; each value within 2 of Pillow's, nearly all equal.
+    """Resample with antialiasing; values differ from Pillow's by at most 2, and rarely.
 
-    torch's own resampling of uint8 is several times as fast as Pillow's; it has no Lanczos filter.
+    torch resamples uint8 several times as fast as Pillow, but has no Lanczos filter.
     """
     if pixels.shape[:2] == size:
         return pixels
     if interpolation == "lanczos":
         return from_image(to_image(pixels).resize((size[1], size[0]), Image.Resampling.LANCZOS))
-    if not pixels.flags.writeable:  # torch has no tensors that are read-only, and warns
+    if not pixels.flags.writeable:  # torch does not support read-only tensors, and warns
         pixels = pixels.copy()
-    # In this order of operations torch sees a channels-last batch, and keeps that layout.
+    # In this order torch gets a channels-last batch, and keeps that layout.
     batch = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
     if interpolation == "nearest":
         batch = F.interpolate(batch, size, mode="nearest-exact")
@@ -157,7 +157,7 @@ def resize(pixels: Pixels, size: tuple[int, int], interpolation: Interpolation) 
 
 
 def flip(pixels: Pixels, axis: int) -> Pixels:
-    """Mirrored along an axis. (NumPy's way of copying backwards takes fifteen times as long.)"""
+    """Flip along an axis. (NumPy takes fifteen times as long to copy in reverse order.)"""
     if not pixels.flags.writeable:
         pixels = pixels.copy()
     flipped: Pixels = torch.from_numpy(pixels).flip(axis).numpy()

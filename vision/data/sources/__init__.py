@@ -1,1 +1,1 @@
-"""Data sets: labelled images by index, not yet decoded."""
+"""Data sets: labelled images by index, as they are stored."""

@@ -21,7 +21,6 @@ from vision.data.configs import (
     Share,
     Split,
     TorchvisionConfig,
-    named_splits,
 )
 from vision.data.sources.fashion_mnist import read_fashion_mnist
 from vision.data.sources.folder import FolderSource, check_same_classes, list_images
@@ -31,7 +30,7 @@ from vision.data.sources.packed import PackedStrings
 from vision.data.sources.shapes import CLASSES, build_shapes
 from vision.data.sources.shards import describe_shards, read_shards
 from vision.data.sources.source import Source
-from vision.data.sources.subsets import nested_subset, split_by_fraction, take
+from vision.data.sources.subsets import named_splits, nested_subset, split_by_fraction, take
 from vision.data.sources.table import folder_classes, read_table
 from vision.data.sources.wordnet import imagenet_synsets, readable_names
 

@@ -1,4 +1,4 @@
-"""Image files: which there are (`list_images`), and reading them (`FolderSource`)."""
+"""Image files: their formats, listing them (`list_images`) and reading them (`FolderSource`)."""
 
 import os
 from collections import Counter
@@ -61,18 +61,18 @@ class Listing:
     """Relative to root; class by class, sorted within each."""
     labels: NDArray[np.int64]
     ignored: Counter[str] = field(default_factory=Counter)
-    """How many files were not taken for images, by the reason."""
+    """Number of files that are not read as images, by the reason."""
 
 
 def list_classes(folder: Path) -> tuple[str, ...]:
-    """The names of the class folders in a folder, sorted; hidden ones are none."""
+    """Return the names of the class folders in a folder, sorted, without hidden ones."""
     with os.scandir(folder) as entries:
         names = [e.name for e in entries if not e.name.startswith(".") and e.is_dir()]
     return tuple(sorted(names))
 
 
 def list_images(folder: Path) -> Listing:
-    """All images in the class folders of a folder, in nested folders too.
+    """List all images in the class folders of a folder, including nested folders.
 
     Raises ConfigError if there is no class folder, no image at all, or a class without images.
     """
@@ -105,7 +105,7 @@ def list_images(folder: Path) -> Listing:
 
 
 def require_folder(folder: Path) -> Path:
-    """The folder, or a ConfigError that says how far its path exists."""
+    """Return the folder, or raise a ConfigError that names the part of its path that exists."""
     if folder.is_dir():
         return folder
     if folder.exists():
@@ -134,24 +134,24 @@ def check_same_classes(
 
 
 def shorten(names: list[str] | tuple[str, ...], limit: int = 5) -> str:
-    """The first few names, and how many more there are."""
+    """Return the first few names and the number of the others."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
 
 
 def _walk(root: Path, top: str, ignored: Counter[str]) -> list[str]:
-    """Images below root/top, sorted, relative to root; links are followed, each once."""
+    """Return the images below root/top, sorted, relative to root; links are followed once."""
     found: list[str] = []
     folders: list[str] = [top]
     links: list[str] = []
     seen: set[tuple[int, int]] = set()
     while folders or links:
-        # Links last, so that a folder that is also linked to is known by its own name.
+        # Links last, so that a folder that is also linked to is listed under its own name.
         if not folders:
             links.sort(reverse=True)
         folder = (folders or links).pop()
         status = os.stat(os.path.join(root, folder))  # noqa: PTH116, PTH118
-        if (status.st_dev, status.st_ino) in seen:  # a link to a parent would be followed for ever
+        if (status.st_dev, status.st_ino) in seen:  # a link to a parent would be followed forever
             ignored["link to a folder already read"] += 1
             continue
         seen.add((status.st_dev, status.st_ino))
@@ -177,7 +177,7 @@ def suffix_of(name: str) -> str:
 
 
 def _found(classes: tuple[str, ...], ignored: Counter[str]) -> str:
-    """What was there instead of images."""
+    """Describe what was found instead of images."""
     parts = [f"{number} files ignored ({reason})" for reason, number in ignored.most_common(5)]
     if classes:
         parts.insert(0, f"{len(classes)} folders ({shorten(classes, 3)})")

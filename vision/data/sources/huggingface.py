@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vision.config import ConfigError, suggest
-from vision.data.configs import HuggingFaceConfig, Split, named_splits
+from vision.data.configs import HuggingFaceConfig, Split
 from vision.data.sources.source import Source
+from vision.data.sources.subsets import named_splits
 
 if TYPE_CHECKING:
     import datasets  # type: ignore[import-untyped]
@@ -40,7 +41,7 @@ class HuggingFaceSource(Source):
 
 
 def read_classes(config: HuggingFaceConfig) -> tuple[str, ...]:
-    """The class names; a set that does not name them is read for its labels."""
+    """Return the class names; a set that does not name them is read for its labels."""
     library = _library()
     if not _is_saved(config):
         with _explained(config):
@@ -49,7 +50,8 @@ def read_classes(config: HuggingFaceConfig) -> tuple[str, ...]:
             )
         features = builder.info.features
         if features is not None:
-            names = getattr(features[_column(config, "label", features)], "names", None)
+            column = _column("label", config.label_column, features)
+            names = getattr(features[column], "names", None)
             if names is not None:
                 return tuple(names)
     return read_huggingface(config, "train").classes
@@ -59,7 +61,7 @@ def read_huggingface(config: HuggingFaceConfig, split: Split) -> HuggingFaceSour
     """Read one split."""
     name = named_splits(config)[split]
     dataset = _load(config, split, name)
-    image = _column(config, "image", dataset.features)
+    image = _column("image", config.image_column, dataset.features)
     labels, classes = _labels(config, dataset, split)
     dataset = dataset.select_columns([image]).cast_column(image, _library().Image(decode=False))
     origin = f"{config.path}:{name}"
@@ -119,9 +121,8 @@ def _load(config: HuggingFaceConfig, split: Split, name: str) -> Any:
     return saved[name]
 
 
-def _column(config: HuggingFaceConfig, what: Literal["image", "label"], features: Any) -> str:
+def _column(what: Literal["image", "label"], wanted: str, features: Any) -> str:
     """Return the column that the config names, or the only one of the right type."""
-    wanted: str = getattr(config, f"{what}_column")
     kind = _library().Image if what == "image" else _library().ClassLabel
     if wanted != "auto":
         if wanted not in features:
@@ -132,7 +133,7 @@ def _column(config: HuggingFaceConfig, what: Literal["image", "label"], features
     found = [name for name, feature in features.items() if isinstance(feature, kind)]
     if len(found) != 1:
         raise ConfigError(
-            f"data.{what}_column: {len(found)} columns of the data set could be meant "
+            f"data.{what}_column: {len(found)} columns of the data set are possible "
             f"({', '.join(found or features)}); name one."
         )
     return str(found[0])
@@ -142,7 +143,7 @@ def _labels(
     config: HuggingFaceConfig, dataset: Any, split: Split
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Return the labels as numbers, and the class names."""
-    column = _column(config, "label", dataset.features)
+    column = _column("label", config.label_column, dataset.features)
     values = np.asarray(dataset.with_format("numpy")[column][:])
     names = getattr(dataset.features[column], "names", None)
     if names is not None:
@@ -152,7 +153,7 @@ def _labels(
                 f"{config.path} have no label."
             )
         return values.astype(np.int64), tuple(names)
-    # A column of plain numbers or words: the training split says which classes there are.
+    # A column of plain numbers or words: the training split defines the classes.
     if split == "train":
         known, labels = np.unique(values, return_inverse=True)
         return labels.astype(np.int64), tuple(map(str, known.tolist()))

@@ -1,4 +1,4 @@
-"""Millions of strings without millions of objects."""
+"""A compact list of millions of strings."""
 
 from collections.abc import Iterable, Iterator
 
@@ -9,20 +9,19 @@ from numpy.typing import NDArray
 class PackedStrings:
     """Strings in one array of bytes and one of offsets.
 
-    Forked workers share both arrays untouched. A list of strings they would come to copy page by
-    page, since reading a Python object writes to its reference count: gigabytes at ImageNet's size
-    and a dozen workers.
+    Forked workers share both arrays. A list of strings would be copied page by page, since reading
+    a Python object changes its reference count: gigabytes for ImageNet and a dozen workers.
     """
 
     def __init__(self, strings: Iterable[str]) -> None:
-        # File names need not be valid UTF-8; this is how Python's own functions carry them.
+        # File names need not be valid UTF-8; Python's own functions encode them in this way.
         encoded = [string.encode("utf-8", "surrogateescape") for string in strings]
         self.bytes: NDArray[np.uint8] = np.frombuffer(b"".join(encoded), dtype=np.uint8)
         self.ends: NDArray[np.int64] = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
 
     @classmethod
     def from_arrays(cls, data: NDArray[np.uint8], ends: NDArray[np.int64]) -> "PackedStrings":
-        """From the two arrays of another one."""
+        """Return strings from the two arrays of another object."""
         strings = cls(())
         strings.bytes, strings.ends = data, ends
         return strings
@@ -40,7 +39,7 @@ class PackedStrings:
         return (self[index] for index in range(len(self)))
 
     def take(self, indices: NDArray[np.int64]) -> "PackedStrings":
-        """The strings at these indices, copied without making a Python object of each."""
+        """Return the strings at these indices, without a Python object for each."""
         starts, lengths = self.ends[indices], np.diff(self.ends)[indices]
         ends = np.concatenate([[0], np.cumsum(lengths)])
         # Byte b of the result, in string s, comes from b - ends[s] + starts[s].

@@ -1,10 +1,10 @@
-"""The embedded data set: images made on the fly from (seed, split, index), nothing on the disk.
+"""The embedded data set: images generated from (seed, split, index), without any file.
 
 Every image has one object in clutter. Its class is the combination of a shape, a texture and a
-colour, and all combinations are classes; so each of the three must be read, at the same place, to
-tell the class. The clutter has the same colours and textures in no class's shapes, which leaves the
-mean colour, the colour histogram and any single patch with little to say
-(`tests/data/test_shapes.py` holds that). Place, size and angle of the object are random.
+colour, and every combination is a class: all three must be recognised at the same place. The
+clutter has the same colours and textures, but other shapes. So the mean colour, the colour
+histogram and any single patch say little about the class (see
+`tests/data/sources/test_shapes.py`). Position, size and angle of the object are random.
 
 Numbers without a unit are shares of the image's shorter side.
 """
@@ -28,7 +28,7 @@ Pixels = NDArray[np.uint8]
 
 COLOURS = {"orange": (225, 125, 40), "blue": (50, 115, 215)}
 PERIODS = {"striped": 0.16, "two-tone": 0.5}
-"""Of each texture: from one light band to the next."""
+"""Period of each texture: the distance from one light band to the next."""
 TEXTURES = tuple(PERIODS)
 SHAPES = ("disc", "cross")
 KINDS = tuple(product(COLOURS, TEXTURES, SHAPES))
@@ -37,7 +37,7 @@ CLASSES = tuple(" ".join(kind) for kind in KINDS)
 RADIUS = (0.28, 0.38)
 """Range of an object's radius."""
 PAIR_RADIUS = (0.24, 0.25)
-"""The same where an image has two objects, which must both find a place."""
+"""The same for images with two objects, which must not overlap."""
 DISTRACTORS = 5
 DISTRACTOR_RADIUS = (0.07, 0.13)
 
@@ -77,7 +77,7 @@ class Shapes(Source):
 
 @dataclass(frozen=True)
 class Scene:
-    """An image, the classes of its objects and where each of them is."""
+    """An image, the classes of its objects and their masks."""
 
     image: Pixels
     labels: tuple[int, ...]
@@ -85,13 +85,17 @@ class Scene:
 
 
 def build_shapes(config: ShapesConfig, split: Split) -> Shapes:
-    """One split of the data set that the config describes."""
-    samples: int = getattr(config, f"{split}_samples")
-    return Shapes(pair(config.image_size), config.seed, split, samples)
+    """Return one split of the data set that the config describes."""
+    samples = {
+        "train": config.train_samples,
+        "val": config.val_samples,
+        "test": config.test_samples,
+    }
+    return Shapes(pair(config.image_size), config.seed, split, samples[split])
 
 
 def two_objects(image_size: tuple[int, int], seed: int, index: int) -> Scene:
-    """An image with two objects of different classes, apart; for scoring attention maps."""
+    """Draw an image with two separate objects of different classes, to score attention maps."""
     random = np.random.default_rng([seed, _PAIRS, index])
     first, step = int(random.integers(len(CLASSES))), int(random.integers(1, len(CLASSES)))
     return _draw(random, image_size, (first, (first + step) % len(CLASSES)), PAIR_RADIUS)
@@ -103,7 +107,7 @@ def _draw(
     labels: tuple[int, ...],
     radius_range: tuple[float, float],
 ) -> Scene:
-    """Background, then clutter, then the objects, then noise."""
+    """Draw the background, then clutter, then the objects, then noise."""
     height, width = image_size
     unit = min(image_size)
     canvas = _background(random, height, width)
@@ -137,7 +141,7 @@ def _between(bounds: tuple[float, float], share: float) -> float:
 def _places(
     random: np.random.Generator, image_size: tuple[int, int], radii: list[float]
 ) -> list[tuple[float, float, float]]:
-    """(y, x, radius) in pixels for each object: wholly inside the image, apart from others."""
+    """Return (y, x, radius) of each object in pixels: inside the image, without overlap."""
     height, width = image_size
     while True:
         places = []
@@ -149,7 +153,7 @@ def _places(
 
 
 def _background(random: np.random.Generator, height: int, width: int) -> Floats:
-    """A smooth field of dull colours: a coarse grid of random ones, interpolated."""
+    """Return a smooth field of dull colours: a coarse random grid, interpolated."""
     n = _BACKGROUND_GRID
     colours = random.random((n, n, 3), dtype=np.float32) * 45
     colours += random.random((n, n, 1), dtype=np.float32) * 105 + 50
@@ -159,7 +163,7 @@ def _background(random: np.random.Generator, height: int, width: int) -> Floats:
 
 @cache
 def _interpolation(length: int) -> Floats:
-    """(length, grid) weights of linear interpolation."""
+    """Return the weights of linear interpolation, (length, grid)."""
     position = np.linspace(0, _BACKGROUND_GRID - 1, length, dtype=np.float32)
     distance = np.abs(position[:, None] - np.arange(_BACKGROUND_GRID, dtype=np.float32))
     return np.maximum(1 - distance, 0)
@@ -173,7 +177,7 @@ def _stamp(
     x: float,
     radius: float,
 ) -> tuple[tuple[slice, slice], Floats]:
-    """Draws one thing, turned at random; returns the window that it is in and its opacity there."""
+    """Draw one item at a random angle; return the window that contains it and its opacity there."""
     colour_name, texture, shape = kind
     height, width, _ = canvas.shape
     top, bottom = max(int(y - radius), 0), min(int(y + radius) + 2, height)
@@ -194,7 +198,7 @@ def _stamp(
 
 
 def _distance(shape: str, x: Floats, y: Floats, aspect: float) -> Floats:
-    """Distance to the outline of a shape of radius 1, negative inside."""
+    """Return the distance to the outline of a shape of radius 1, negative inside."""
     distance: Floats
     match shape:
         case "disc":
@@ -212,7 +216,7 @@ def _distance(shape: str, x: Floats, y: Floats, aspect: float) -> Floats:
 def _brightness(
     random: np.random.Generator, texture: str, y: Floats, x: Floats, unit: int
 ) -> Floats:
-    """The texture, as a factor at each pixel: as much light, dark and between the two in each."""
+    """Return the texture as a factor per pixel; textures have equal shares of light and dark."""
     angle, phase, light, dark = random.random(4).tolist()
     frequency = 2 * pi / (PERIODS[texture] * unit)
     row = frequency * sin(2 * pi * angle) * y + 2 * pi * phase

@@ -1,8 +1,7 @@
-"""Where each sample of a set of tar shards lies: found once by reading the headers, then kept in
-one file.
+"""The position of each sample in a set of tar shards: read from their headers once, kept in a file.
 
-Nothing is ever unpacked. A member's name is only compared with its neighbours' and shown to people,
-so absolute names, names with `..` and links cannot reach the disk.
+Nothing is ever extracted. A member's name is only compared with its neighbours' and displayed, so
+absolute names, names with `..` and links cannot reach the disk.
 """
 
 import hashlib
@@ -35,26 +34,25 @@ class ShardIndex:
 
     shards: tuple[Path, ...]
     stamps: NDArray[np.int64]
-    """(shards, 2): size and time of change, by which a changed shard is recognised."""
+    """(shards, 2): size and modification time, to detect changed shards."""
     shard: NDArray[np.int32]
-    """Number of the shard that each sample is in."""
+    """Shard of each sample."""
     offset: NDArray[np.int64]
     size: NDArray[np.int64]
     members: PackedStrings
-    """Name of each sample's image in its shard."""
+    """Name of each sample's image in its shard, for messages."""
     labels: NDArray[np.int32]
-    """Place of each sample's label in `label_names`."""
+    """Index of each sample's label in `label_names`."""
     label_names: tuple[str, ...]
-    """The labels as written, numbers or names, in the order in which they first come."""
+    """The labels as written, numbers or names, in order of first occurrence."""
     ignored: tuple[Counter[str], ...]
-    """For each shard: members that are not part of a sample, by the reason."""
+    """Number of members that are not part of a sample, by the reason, for each shard."""
 
 
 def open_index(shards: tuple[Path, ...], file: Path, label_field: str) -> ShardIndex:
-    """The index of the shards: from its file if that still fits, otherwise made, and the file with
-    it.
+    """Return the index of the shards, from its file if that is up to date; otherwise write it.
 
-    Shards that did not change since the file was written are not read again.
+    Shards that have not changed since the file was written are not read again.
     """
     shards = tuple(_join(Path.cwd(), str(shard)) for shard in shards)
     file = file.absolute()
@@ -89,7 +87,7 @@ def open_index(shards: tuple[Path, ...], file: Path, label_field: str) -> ShardI
 
 
 def index_file(root: Path, pattern: str, label_field: str, folder: Path | None) -> Path:
-    """Where an index is kept: beside its shards, or in a folder for the indices of many sets."""
+    """Return the file of an index: beside its shards, or in a folder of many indices."""
     place = "" if folder is None else str(root.absolute())
     key = hashlib.sha256("\0".join([place, pattern, label_field]).encode()).hexdigest()[:12]
     return (folder or root) / f"index-{key}.npz"
@@ -107,7 +105,7 @@ class _ShardSamples:
 
 
 def _samples_of(index: ShardIndex, number: int) -> _ShardSamples:
-    """The samples of one shard of an index."""
+    """Return the samples of one shard of an index."""
     where = np.flatnonzero(index.shard == number)
     return _ShardSamples(
         index.offset[where],
@@ -119,7 +117,7 @@ def _samples_of(index: ShardIndex, number: int) -> _ShardSamples:
 
 
 def _scan(shard: Path, label_field: str) -> _ShardSamples:
-    """Reads the headers of a shard, and the labels."""
+    """Read the headers and the labels of a shard."""
     offsets, sizes, members, labels = [], [], [], []
     ignored: Counter[str] = Counter()
     for key, found in _groups(shard, ignored):
@@ -140,9 +138,7 @@ def _scan(shard: Path, label_field: str) -> _ShardSamples:
 
 
 def _groups(shard: Path, ignored: Counter[str]) -> Iterator[tuple[str, list[tarfile.TarInfo]]]:
-    """(key, members) of each sample: neighbours whose names agree up to the first dot of the file
-    name.
-    """
+    """Yield (key, members) of each sample: neighbours with one file name up to its first dot."""
     key = ""
     members: list[tarfile.TarInfo] = []
     try:
@@ -152,7 +148,7 @@ def _groups(shard: Path, ignored: Counter[str]) -> Iterator[tuple[str, list[tarf
                 if member.isdir():
                     continue
                 if not member.isreg() or member.issparse():
-                    ignored["links and other members that are no plain files"] += 1
+                    ignored["links and other members that are not plain files"] += 1
                     continue
                 path = PurePosixPath(member.name)
                 if path.name.startswith("."):
@@ -173,7 +169,7 @@ def _groups(shard: Path, ignored: Counter[str]) -> Iterator[tuple[str, list[tarf
 
 
 def _label(shard: Path, key: str, members: list[tarfile.TarInfo], field: str) -> str:
-    """The label of a sample, as written."""
+    """Return the label of a sample, as written."""
     for member in members:
         match suffix_of(member.name):
             case ".cls":
@@ -182,7 +178,7 @@ def _label(shard: Path, key: str, members: list[tarfile.TarInfo], field: str) ->
                 try:
                     record = json.loads(_content(shard, member))
                 except ValueError as error:
-                    raise OSError(f"{shard}:{member.name} is no JSON: {error}") from error
+                    raise OSError(f"{shard}:{member.name} is not valid JSON: {error}") from error
                 if isinstance(record, dict) and isinstance(record.get(field), int | str):
                     return str(record[field])
                 known = ", ".join(record) if isinstance(record, dict) else type(record).__name__
@@ -203,7 +199,7 @@ def _content(shard: Path, member: tarfile.TarInfo) -> bytes:
 
 
 def _load(file: Path) -> ShardIndex | None:
-    """The index in a file; None if there is none that can be used: it is then made anew."""
+    """Return the index in a file, or None if the file is missing, damaged or outdated."""
     try:
         with np.load(file, allow_pickle=False) as arrays:
             head = json.loads(str(arrays["head"]))

@@ -1,4 +1,4 @@
-"""Images in tar shards, named as WebDataset does: `key.jpg` and `key.cls` or `key.json`."""
+"""Images in tar shards, with WebDataset's names: `key.jpg` and `key.cls` or `key.json`."""
 
 import glob
 import json
@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vision.config import ConfigError
-from vision.data.configs import ShardsConfig, Split, named_splits
+from vision.data.configs import ShardsConfig, Split
 from vision.data.sources.folder import require_folder, shorten
 from vision.data.sources.shard_index import ShardIndex, index_file, open_index
 from vision.data.sources.source import Source
+from vision.data.sources.subsets import named_splits
 
 DESCRIPTION = "dataset.json"
-"""What `vision prepare` writes beside its shards: class names, channels, counts and checksums."""
+"""File that `vision prepare` writes beside its shards: classes, channels, counts, checksums."""
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -31,11 +32,11 @@ class ShardSource(Source):
     index: ShardIndex
 
     def name(self, index: int) -> str:
-        """`shard.tar:member`."""
+        """Return `shard.tar:member`."""
         return f"{self.index.shards[self.index.shard[index]]}:{self.index.members[index]}"
 
     def read(self, index: int) -> bytes:
-        """The member's content; the shard is opened each time, so there is no state to share."""
+        """Return the member's content; opening the shard each time leaves no state to share."""
         size = int(self.index.size[index])
         shard = self.index.shards[self.index.shard[index]]
         with open(shard, "rb", buffering=0) as file:  # noqa: PTH123
@@ -49,14 +50,14 @@ class ShardSource(Source):
 
 
 def read_shards(config: ShardsConfig, split: Split) -> ShardSource:
-    """The images of one split."""
+    """Read one split."""
     index = _open(config, split)
     channels, classes = describe_shards(config)
     return ShardSource(_numbers(index, classes, config.root), classes, channels, index)
 
 
 def describe_shards(config: ShardsConfig) -> tuple[int, tuple[str, ...]]:
-    """Channels and class names: as noted beside the shards, otherwise from the training labels."""
+    """Return channels and class names: as recorded beside the shards, or from training labels."""
     noted = read_description(config.root)
     channels: int = config.channels if config.channels != "auto" else noted.get("channels", 3)
     if "classes" in noted:
@@ -68,7 +69,7 @@ def describe_shards(config: ShardsConfig) -> tuple[int, tuple[str, ...]]:
 
 
 def read_description(root: Path) -> dict[str, Any]:
-    """What is noted beside the shards; nothing if they were not written by `vision prepare`."""
+    """Return what is recorded beside the shards; empty if `vision prepare` did not write them."""
     file = root / DESCRIPTION
     if not file.is_file():
         return {}
@@ -80,7 +81,7 @@ def read_description(root: Path) -> dict[str, Any]:
 
 
 def expand(pattern: str) -> list[str]:
-    """A pattern without braces: `a{00..02}` is a00, a01, a02, and `{x,y}.tar` x.tar, y.tar."""
+    """Expand braces: `a{00..02}` to a00, a01, a02, and `{x,y}.tar` to x.tar, y.tar."""
     match = _BRACES.search(pattern)
     if match is None:
         return [pattern]
@@ -104,7 +105,7 @@ def expand(pattern: str) -> list[str]:
 
 
 def find_shards(root: Path, pattern: str) -> tuple[Path, ...]:
-    """The files that a pattern means, in its order (wildcards: sorted by name)."""
+    """Return the files that match a pattern, in its order (wildcards: sorted by name)."""
     if pattern.startswith("pipe:") or "://" in pattern:
         raise ConfigError(
             f"data: '{pattern}' is not on a local disk. Shards are read by position: copy them "
@@ -138,7 +139,7 @@ def _open(config: ShardsConfig, split: Split) -> ShardIndex:
 
 
 def _numbers(index: ShardIndex, classes: tuple[str, ...], root: Path) -> NDArray[np.int64]:
-    """Labels as numbers: they may be numbers already, or class names."""
+    """Return the labels as numbers; they are written as numbers or as class names."""
     names = index.label_names
     if _are_numbers(names):
         values = [int(name) if int(name) < len(classes) else None for name in names]
@@ -148,8 +149,8 @@ def _numbers(index: ShardIndex, classes: tuple[str, ...], root: Path) -> NDArray
     unknown = [name for name, value in zip(names, values, strict=True) if value is None]
     if unknown:
         raise ConfigError(
-            f"data: the labels {shorten(unknown)} in {root} are none of the {len(classes)} classes "
-            f"({shorten(classes)}) of the training shards."
+            f"data: the labels {shorten(unknown)} in {root} are not among the "
+            f"{len(classes)} classes ({shorten(classes)}) of the training shards."
         )
     return np.array(values, dtype=np.int64)[index.labels]
 

@@ -1,19 +1,26 @@
-"""Which images belong to a split or a subset: seeded, class by class, groups kept together."""
+"""The images of a split or a subset: seeded, class by class, with groups kept together."""
 
 from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vision.data.configs import HuggingFaceConfig, ShardsConfig, Split
 from vision.data.sources.source import Source, StoredImage
 
 Indices = NDArray[np.int64]
 
 UNEQUAL = 10
-"""From this ratio of the largest class to the smallest on, a user is warned."""
+"""Ratio of the largest class to the smallest above which users are warned."""
 
-# Different uses of one seed must not draw the same permutation.
-_SUBSET_STREAM, _SPLIT_STREAM, _GROUP_STREAM = 1, 2, 3
+# Keys of the random draws: different uses of one seed must not draw the same permutation.
+_SUBSET_KEY, _SPLIT_KEY, _GROUP_KEY = 1, 2, 3
+
+
+def named_splits(config: ShardsConfig | HuggingFaceConfig) -> dict[Split, str]:
+    """Return the name or pattern that the config gives to each split that it has."""
+    names: dict[Split, str | None] = {"train": config.train, "val": config.val, "test": config.test}
+    return {split: name for split, name in names.items() if name is not None}
 
 
 class Subset(Source):
@@ -34,7 +41,7 @@ class Subset(Source):
 
 
 def take(source: Source, indices: Indices) -> Source:
-    """Some images of a source; the source itself if they are all of them in order."""
+    """Return some images of a source; the source itself if they are all, in order."""
     if len(indices) == len(source) and np.array_equal(indices, np.arange(len(source))):
         return source
     return Subset(source, indices)
@@ -43,9 +50,9 @@ def take(source: Source, indices: Indices) -> Source:
 def nested_subset(
     labels: NDArray[np.int64], fraction: float, samples_per_class: int | None, seed: int
 ) -> Indices:
-    """Indices (ascending) of a share of each class, and of at most so many images of it.
+    """Return ascending indices of a share of each class, at most `samples_per_class` of each.
 
-    With one seed a smaller fraction, or number, gives a subset of what a larger one gives. Every
+    For one seed, a smaller fraction or number gives a subset of what a larger one gives. Every
     class that has images keeps at least one.
     """
     if fraction == 1 and samples_per_class is None:
@@ -57,7 +64,7 @@ def nested_subset(
         number = max(1, round(fraction * len(indices)))
         if samples_per_class is not None:
             number = min(number, samples_per_class)
-        order = np.random.default_rng([seed, _SUBSET_STREAM, label]).permutation(len(indices))
+        order = np.random.default_rng([seed, _SUBSET_KEY, label]).permutation(len(indices))
         chosen.append(indices[order[:number]])
     return np.sort(np.concatenate(chosen)) if chosen else np.zeros(0, dtype=np.int64)
 
@@ -68,7 +75,7 @@ def split_by_fraction(
     seed: int,
     groups: NDArray[np.int64] | None = None,
 ) -> dict[str, Indices]:
-    """Indices (ascending) of each named part and, as "train", of the rest, alike in every class.
+    """Return ascending indices of each named part and, as "train", of the rest, class by class.
 
     A class of two images or more has at least one in the first part and one in "train". With
     groups (a number per image) no group is in two parts, and the shares are as near as whole
@@ -94,7 +101,7 @@ def split_by_fraction(
 
 
 def imbalance(labels: NDArray[np.int64], classes: tuple[str, ...]) -> str | None:
-    """A warning if the classes are more unequal than 10 : 1 or some are empty, otherwise None."""
+    """Return a warning if classes are empty or more unequal than 10 : 1, otherwise None."""
     counts = np.bincount(labels, minlength=len(classes))
     if len(labels) == 0:
         return None
@@ -115,20 +122,20 @@ def imbalance(labels: NDArray[np.int64], classes: tuple[str, ...]) -> str | None
 
 
 def _by_class(labels: NDArray[np.int64]) -> list[Indices]:
-    """The indices (ascending) of every class, in one pass over the labels."""
+    """Return the ascending indices of every class, in one pass over the labels."""
     order = np.argsort(labels, kind="stable")
     counts = np.bincount(labels)
     return np.split(order, np.cumsum(counts)[:-1]) if len(labels) else []
 
 
 def _assign_images(labels: NDArray[np.int64], shares: list[float], seed: int) -> NDArray[np.int8]:
-    """The part of each image: 0, 1, … for the shares, and one more for the rest."""
+    """Return the part of each image: 0, 1, … for the shares, then the rest."""
     assignment = np.full(len(labels), len(shares), dtype=np.int8)
     for label, indices in enumerate(_by_class(labels)):
-        order = np.random.default_rng([seed, _SPLIT_STREAM, label]).permutation(len(indices))
+        order = np.random.default_rng([seed, _SPLIT_KEY, label]).permutation(len(indices))
         taken = 0
         for part, share in enumerate(shares):
-            # One image at least where the class can spare it; the rest never goes empty.
+            # At least one image if the class can spare it; the rest is never empty.
             number = min(max(round(share * len(indices)), 1), max(len(indices) - 1 - taken, 0))
             assignment[indices[order[taken : taken + number]]] = part
             taken += number
@@ -138,13 +145,13 @@ def _assign_images(labels: NDArray[np.int64], shares: list[float], seed: int) ->
 def _assign_groups(
     labels: NDArray[np.int64], shares: list[float], seed: int, groups: NDArray[np.int64]
 ) -> NDArray[np.int8]:
-    """Whole groups only: large ones first, each to where it is missed most."""
+    """Assign whole groups, large ones first, each to the part that lacks it most."""
     totals = np.bincount(labels).astype(np.float64)
     targets = np.outer([*shares, 1 - sum(shares)], totals)  # (part, class)
     have = np.zeros_like(targets)
     assignment = np.empty(len(labels), dtype=np.int8)
     members = _by_class(np.unique(groups, return_inverse=True)[1].astype(np.int64))
-    order = np.random.default_rng([seed, _GROUP_STREAM]).permutation(len(members))
+    order = np.random.default_rng([seed, _GROUP_KEY]).permutation(len(members))
     for group in sorted(order, key=lambda g: -len(members[g])):
         classes, counts = np.unique(labels[members[group]], return_counts=True)
         missing = targets[:, classes] - have[:, classes]

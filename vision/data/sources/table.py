@@ -1,8 +1,7 @@
-"""Which image files a `folder` data set has, with label, split and group: from folders or from a
-CSV file.
+"""The image files of a `folder` data set with label, split and group: from folders or a CSV file.
 
-A `Table` can be written as CSV and be read again, so a split that was drawn once can be kept with
-the run that used it, looked at, and used by others (`data.table=outputs/…/split.csv`).
+A `Table` can be written as CSV and read again, so that a split is kept with the run that used it
+and can be used by others (`data.table=outputs/…/split.csv`).
 """
 
 import csv
@@ -38,27 +37,27 @@ SPLIT_NAMES: dict[str, Split] = {
     "validation": "val",
     "test": "test",
 }
-"""What people call their splits."""
+"""Usual names of splits."""
 
 COLUMNS = ("path", "label", "split", "group")
 
 
 @dataclass(frozen=True)
 class Table:
-    """Images with their labels and, where they have one, their split and group."""
+    """Images with their labels and, if known, their split and group."""
 
     root: Path
     classes: tuple[str, ...]
-    """The labels as they are written, sorted: names of class folders, or a column of the file."""
+    """The labels as written, sorted: names of class folders, or values of a column."""
     paths: PackedStrings
     labels: NDArray[np.int64]
     splits: dict[Split, NDArray[np.int64]]
-    """Indices of each split that exists. A set that is not yet split has one: train."""
+    """Indices of each split. A data set that is not split yet has only train."""
     groups: list[str] | None
     ignored: Counter[str]
 
     def source(self, split: Split, channels: int) -> FolderSource:
-        """The images of one split."""
+        """Return the images of one split."""
         indices = self.splits[split]
         paths = self.paths.take(indices)
         classes = readable_names(self.classes)
@@ -66,12 +65,11 @@ class Table:
 
 
 def read_table(config: FolderConfig, only: Split | None = None) -> Table:
-    """All images of a data set, each in its final split; those of one split suffice where that
-    saves time.
+    """Return the images of a data set, each in its final split. With `only` the others may be
+    missing, which saves time.
 
-    val_fraction takes validation images out of the training images; the set's own validation
-    images then serve as test images if it has no others. Without it, test images serve where
-    no validation images are.
+    val_fraction takes validation images from the training images; the set's own validation images
+    then become test images if it has no others.
     """
     require_folder(config.root)
     if config.val_fraction or config.test_fraction:
@@ -96,7 +94,7 @@ def read_table(config: FolderConfig, only: Split | None = None) -> Table:
 
 
 def folder_classes(config: FolderConfig) -> tuple[str, ...]:
-    """The class names alone: without looking into the class folders."""
+    """Return the class names, without listing the class folders."""
     require_folder(config.root)
     if config.table:
         return readable_names(_read_csv(config).classes)
@@ -105,7 +103,7 @@ def folder_classes(config: FolderConfig) -> tuple[str, ...]:
 
 
 def write_table(table: Table, path: Path) -> None:
-    """Write every image with its split as CSV, in a form that `data.table` reads."""
+    """Write every image with its split as a CSV file for `data.table`, atomically."""
     split_of = np.empty(len(table.paths), dtype=object)
     for split, indices in table.splits.items():
         split_of[indices] = split
@@ -116,16 +114,16 @@ def write_table(table: Table, path: Path) -> None:
         row = [name, table.classes[table.labels[i]], split_of[i]]
         writer.writerow([*row, table.groups[i]] if table.groups else row)
     with replacing(path) as file:
-        write_all(file, text.getvalue().encode(errors="surrogateescape"))
+        write_all(file, text.getvalue().encode("utf-8", "surrogateescape"))
 
 
 def with_saved_split(config: FolderConfig, path: Path) -> FolderConfig:
-    """The config of the same data set, split as a file written by `write_table` says."""
+    """Return the config of the same data set with the split of a file of `write_table`."""
     return config.model_copy(update={"table": path, "val_fraction": None, "test_fraction": None})
 
 
 def _cut(whole: Table, fractions: dict[str, float], seed: int) -> dict[Split, NDArray[np.int64]]:
-    """The splits after the fractions were taken out of the training images."""
+    """Return the splits after taking the fractions out of the training images."""
     pool = whole.splits["train"]
     groups = None
     if whole.groups is not None:
@@ -141,7 +139,7 @@ def _cut(whole: Table, fractions: dict[str, float], seed: int) -> dict[Split, ND
 
 
 def _split_folders(root: Path) -> dict[Split, Path]:
-    """The folders of the splits, if the set is split."""
+    """Return the folders of the splits, if the data set is split."""
     folders: dict[Split, Path] = {}
     for name in list_classes(root):
         split = SPLIT_NAMES.get(name.lower())
@@ -155,12 +153,12 @@ def _split_folders(root: Path) -> dict[Split, Path]:
         folders[split] = root / name
     others = [n for n in list_classes(root) if n.lower() not in SPLIT_NAMES]
     if "train" not in folders and others:
-        return {}  # a class may well be called test
+        return {}  # a class may be called test
     return {split: folders[split] for split in SPLITS if split in folders}
 
 
 def _read_folders(root: Path, only: Split | None) -> Table:
-    """A folder per class, in one folder or in one for each split."""
+    """Read a folder per class, in one folder or in one for each split."""
     folders = _split_folders(root) or {"train": root}
     first = next(iter(folders.values()))
     classes = list_classes(first)
@@ -187,7 +185,7 @@ def _read_folders(root: Path, only: Split | None) -> Table:
 
 
 def _read_csv(config: FolderConfig) -> Table:
-    """The rows of `config.table`, checked."""
+    """Read and check the rows of `config.table`."""
     assert config.table is not None
     table = config.table
     if not table.is_file():
@@ -207,7 +205,7 @@ def _read_csv(config: FolderConfig) -> Table:
                 for name, value in zip(header, values, strict=True):
                     columns[name].append(value)
     except csv.Error as error:
-        raise ConfigError(f"data.table: {table} is no valid CSV file: {error}.") from None
+        raise ConfigError(f"data.table: {table} is not a valid CSV file: {error}.") from None
     if not columns:
         raise ConfigError(f"data.table: {table} has no rows.")
     _check_files(config.root, table, columns["path"])
@@ -225,13 +223,13 @@ def _read_csv(config: FolderConfig) -> Table:
 
 
 def _check_columns(table: Path, header: object) -> list[str]:
-    """The columns in our order, or an error that names what is wrong."""
+    """Return the columns in the order of `COLUMNS`, or raise an error that names the fault."""
     names = [str(name).strip() for name in header] if isinstance(header, list) else []
     for name in names:
         if name not in COLUMNS:
             raise ConfigError(
                 f"data.table: {table} has a column '{name}'. {suggest(name, COLUMNS)} Expected a "
-                "first line with path, label and, if you like, split and group."
+                "first line with path, label and, optionally, split and group."
             )
     missing = [name for name in COLUMNS[:2] if name not in names]
     if missing or len(set(names)) != len(names):
@@ -245,7 +243,7 @@ def _check_columns(table: Path, header: object) -> list[str]:
 
 
 def _check_files(root: Path, table: Path, paths: list[str]) -> None:
-    """Every file exists and is listed once. Listing folders is faster than asking for files."""
+    """Check that every file exists and is listed once; listing folders is faster than `stat`."""
     twice = [path for path, count in Counter(map(os.path.normpath, paths)).items() if count > 1]
     if twice:
         raise ConfigError(f"data.table: {table} lists {shorten(twice)} more than once.")
@@ -266,7 +264,7 @@ def _check_files(root: Path, table: Path, paths: list[str]) -> None:
 
 
 def _check_splits(table: Path, columns: dict[str, list[str]]) -> dict[Split, NDArray[np.int64]]:
-    """The indices of each split; without such a column, all is train."""
+    """Return the indices of each split; without that column everything is train."""
     if "split" not in columns:
         return {"train": np.arange(len(columns["path"]))}
     found = np.array(columns["split"])

@@ -1,8 +1,7 @@
-"""Readable names of WordNet synsets, by which ImageNet names its class folders (n01440764: tench,
-Tinca tinca).
+"""Readable names of WordNet synsets, ImageNet's names of class folders (n01440764: tench).
 
-timm carries the lists. They are read as files: importing timm would load torch, for which `vision
-info` need not wait.
+The lists are part of timm. They are read as files, since importing timm would load torch, which
+`vision info` does without.
 """
 
 import re
@@ -15,14 +14,14 @@ _SYNSET = re.compile(r"n\d{8}")
 
 
 def readable_names(classes: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of synsets if all classes are known ones, otherwise the classes themselves."""
+    """Return readable names if all classes are known synsets, otherwise the classes unchanged."""
     if not classes or not all(_SYNSET.fullmatch(name) for name in classes):
         return classes
     lemmas = _lemmas()
     if not all(name in lemmas for name in classes):
         return classes
     names = [lemmas[name] for name in classes]
-    # Two kinds of crane are two classes: only the synset keeps them apart.
+    # Two classes are called crane; only the synset distinguishes them.
     often = Counter(names)
     return tuple(
         f"{name} ({synset})" if often[name] > 1 else name
@@ -32,7 +31,7 @@ def readable_names(classes: tuple[str, ...]) -> tuple[str, ...]:
 
 @cache
 def imagenet_synsets() -> tuple[str, ...]:
-    """The 1,000 synsets of ILSVRC 2012 in the order of their labels."""
+    """Return the 1,000 synsets of ILSVRC 2012 in the order of their labels."""
     return tuple(_read("imagenet_synsets.txt").split())
 
 

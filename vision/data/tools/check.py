@@ -1,4 +1,4 @@
-"""Reads every image of a data set once: what there is, what is unreadable, what comes twice."""
+"""Read every image of a data set once: counts, sizes, unreadable files and duplicates."""
 
 import hashlib
 import json
@@ -20,24 +20,24 @@ from vision.data.tools.pool import ordered_map, track
 from vision.terminal import plain
 
 _SHOWN = 20
-"""Longer lists are cut where people read them; the JSON has all."""
+"""Length at which printed lists are cut; the JSON output is complete."""
 
 
 @dataclass
 class SplitCheck:
-    """What was found in one split."""
+    """Findings in one split."""
 
     count: int
     per_class: dict[str, int]
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """How many images of each (height, width); unreadable ones have none."""
+    """Number of images of each (height, width), without unreadable ones."""
     unreadable: list[str] = field(default_factory=list)
-    """Which and why."""
+    """Names and reasons."""
     warning: str | None = None
-    """Of very unequal classes."""
+    """Warning of very unequal classes."""
 
     def extent(self) -> str:
-        """Smallest, median and largest size, in words."""
+        """Return smallest, median and largest size as text."""
         if not self.sizes:
             return "no readable image"
         if len(self.sizes) == 1:
@@ -51,24 +51,24 @@ class SplitCheck:
 
 @dataclass
 class DataCheck:
-    """What was found in a data set."""
+    """Findings in a data set."""
 
     splits: dict[Split, SplitCheck]
     across: list[tuple[str, ...]]
-    """Images with the same content in different splits: what is learnt must not be asked."""
+    """Images with the same content in different splits."""
     within: list[tuple[str, ...]]
     """Images with the same content in one split."""
     conflicts: list[tuple[str, ...]]
-    """Those of either kind whose labels differ."""
+    """Images with the same content but different labels."""
 
     @property
     def clean(self) -> bool:
-        """Whether nothing is unreadable, in two splits, or labelled in two ways."""
+        """Whether no image is unreadable, in two splits, or labelled in two ways."""
         unreadable = any(split.unreadable for split in self.splits.values())
         return not (unreadable or self.across or self.conflicts)
 
     def table(self) -> Table:
-        """Images per class and split."""
+        """Return the number of images per class and split."""
         table = Table(title="Images per class")
         table.add_column("class")
         for split in self.splits:
@@ -80,7 +80,7 @@ class DataCheck:
         return table
 
     def lines(self) -> list[str]:
-        """The rest, for people."""
+        """Return the other findings as text."""
         lines = []
         for name, split in self.splits.items():
             lines.append(f"{name}: {split.count} images, {split.extent()} pixels")
@@ -96,7 +96,7 @@ class DataCheck:
         return lines
 
     def to_json(self) -> str:
-        """Everything, for programs."""
+        """Return all findings as JSON."""
         content = asdict(self) | {"clean": self.clean}
         for name, split in self.splits.items():
             sizes = [[*size, count] for size, count in sorted(split.sizes.items())]
@@ -105,7 +105,7 @@ class DataCheck:
 
 
 def check_data(config: DataConfig, workers: int = 0, progress: Progress | None = None) -> DataCheck:
-    """Checks every split of a data set; workers=0 reads in this process."""
+    """Check every split of a data set; workers=0 reads in this process."""
     sources = {split: build_source(config, split) for split in list_splits(config)}
     return check_sources(sources, workers, progress)
 
@@ -113,7 +113,7 @@ def check_data(config: DataConfig, workers: int = 0, progress: Progress | None =
 def check_sources(
     sources: Mapping[Split, Source], workers: int = 0, progress: Progress | None = None
 ) -> DataCheck:
-    """Reads and decodes every image of every source once."""
+    """Read and decode every image of every source once."""
     splits: dict[Split, SplitCheck] = {}
     places: dict[bytes, list[tuple[Split, int]]] = {}
     for split, source in sources.items():
@@ -140,7 +140,7 @@ def check_sources(
 
 @dataclass(frozen=True)
 class _Finding:
-    """What one image is like."""
+    """Size and digest of an image, or its error."""
 
     size: tuple[int, int] = (0, 0)
     digest: bytes = b""
@@ -174,7 +174,7 @@ def _named(
 
 
 def _listed(title: str, entries: list[str]) -> list[str]:
-    """A heading with the number of entries, and the first of them."""
+    """Return a heading with the number of entries, and the first of them."""
     if not entries:
         return [f"{title}: none"]
     lines = [f"{title}: {len(entries)}", *(f"  {entry}" for entry in entries[:_SHOWN])]

@@ -1,4 +1,4 @@
-"""A contact sheet: training images as the model gets them, with their targets."""
+"""A contact sheet: training images as the model sees them, with their targets."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from vision.data.images.decode import Pixels
 from vision.data.preprocess import Preprocess
 
 TILE = 160
-"""Least width of an image on the sheet; smaller ones are enlarged by a whole number."""
+"""Smallest width of an image on the sheet; smaller images are enlarged by an integer."""
 _GAP, _LINE, _FONT_SIZE = 8, 17, 14
 
 
@@ -25,12 +25,14 @@ def contact_sheet(
     columns: int = 8,
     title: str = "",
 ) -> Image.Image:
-    """Images (n, c, h, w), uint8 or normalised, over their labels (n,) or targets (n, classes).
+    """Draw images (n, c, h, w), uint8 or normalised, above labels (n,) or targets (n, classes).
 
     Mixed targets are written out, as "cat 0.70 / dog 0.30".
     """
     if len(images) == 0 or len(images) != len(targets):
-        raise ValueError(f"{len(images)} images and {len(targets)} targets make no contact sheet.")
+        raise ValueError(
+            f"{len(images)} images and {len(targets)} targets do not make a contact sheet."
+        )
     tiles = [to_image(pixels) for pixels in _pixels(images, preprocess)]
     factor = max(1, -(-TILE // tiles[0].width))
     width, height = tiles[0].width * factor, tiles[0].height * factor
@@ -50,10 +52,10 @@ def contact_sheet(
 
 
 def describe_target(target: Tensor, classes: Sequence[str]) -> str:
-    """The classes of a target that stand out, with their probabilities unless there is only one."""
+    """Return the main classes of a target, with their probabilities unless there is only one."""
     if target.ndim == 0:
         return classes[int(target)]
-    # What smoothing gives to every class is also the least that any class has.
+    # Label smoothing gives every class the same minimum.
     floor = float(target.min()) if len(classes) > 1 else 0.0
     ranked = sorted(zip(target.tolist(), classes, strict=True), reverse=True)
     above = [(share, name) for share, name in ranked if share > floor + 5e-3]
@@ -74,13 +76,13 @@ def _pixels(images: Tensor, preprocess: Preprocess) -> list[Pixels]:
 
 
 def _lines(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> list[str]:
-    """The text on one line, or on two if it does not fit; each shortened to the width."""
+    """Return the text on one line, or on two if it does not fit, shortened to the width."""
     parts = [text] if font.getlength(text) <= width else text.split(" / ")
     return [_shortened(part, width, font) for part in parts[:2]]
 
 
 def _shortened(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
-    """A long name loses its middle, so that its probability at the end stays."""
+    """Shorten a long name in its middle, so that the probability at its end remains."""
     cut = len(text)
     short = text
     while cut > 2 and font.getlength(short) > width:

@@ -1,9 +1,8 @@
-"""Writes a data set as tar shards, its images no larger than needed, with index and checksums.
+"""Write a data set as tar shards of smaller images, with an index and checksums.
 
-A preparation that was killed goes on where it stood when it is run again, and ends with the same
-bytes: the order of the images, their encoding and the tar headers depend on the data and the
-settings only. Shards get their names when they are complete; what is complete is noted in a file
-until the split is done.
+A preparation that was killed continues when it is run again, and gives the same bytes: the order of
+the images, their encoding and the tar headers depend only on the data and the settings. Shards get
+their names when they are complete; complete shards are recorded in a file until the split is done.
 """
 
 import hashlib
@@ -43,14 +42,14 @@ class Shard:
     bytes: int
     sha256: str
     end: int
-    """How many images of the split are in this shard and those before it, or were skipped."""
+    """Number of images of the split in this shard and those before it, including skipped ones."""
     skipped: list[str]
-    """Of the images that could not be read: which and why."""
+    """Names and reasons of the images that could not be read."""
 
 
 @dataclass
 class Prepared:
-    """What was written for one split."""
+    """The shards of one split."""
 
     split: Split
     shards: list[Shard] = field(default_factory=list)
@@ -67,11 +66,11 @@ class Prepared:
 
     @property
     def skipped(self) -> list[str]:
-        """Of the images that could not be read: which and why."""
+        """Names and reasons of the images that could not be read."""
         return [name for shard in self.shards for name in shard.skipped]
 
     def line(self) -> str:
-        """One line for people."""
+        """Return a summary in one line."""
         size = sum(shard.bytes for shard in self.shards) / _MEGABYTE
         skipped = f", {len(self.skipped)} unreadable images skipped" if self.skipped else ""
         shards = f"{len(self.shards)} shards, {size:.1f} MB"
@@ -79,7 +78,7 @@ class Prepared:
 
 
 def prepare(config: PrepareConfig, progress: Progress | None = None) -> list[Prepared]:
-    """Writes every split below `config.output`, verified; complete ones are left alone."""
+    """Write and verify every split below `config.output`; complete ones are only verified."""
     settings = Settings(config.short_side, config.image_format, config.quality, config.shard_size)
     limit = config.data.max_error_share if config.data.on_error == "skip" else 0.0
     return [
@@ -106,10 +105,10 @@ def prepare_split(
     workers: int = 0,
     progress: Progress | None = None,
 ) -> Prepared:
-    """Writes one source as `split`-000000.tar and so on, and notes it in `output`/dataset.json.
+    """Write one source as `split`-000000.tar and so on, and record it in `output`/dataset.json.
 
-    Unreadable images raise OSError once they are more than a share of all. A split that is
-    complete is read back and verified, nothing more.
+    Raise OSError if more than a share of the images is unreadable. A split that is complete is only
+    verified.
     """
     output.mkdir(parents=True, exist_ok=True)
     identity = {"settings": asdict(settings), "source": _fingerprint(source)}
@@ -187,7 +186,7 @@ def _checksum(path: Path) -> str:
 
 
 def verify(output: Path, prepared: Prepared) -> None:
-    """Reads the shards back: raises OSError if a checksum or a number of images differs."""
+    """Read the shards back; raise OSError if a checksum or a number of images differs."""
     for shard in prepared.shards:
         path = output / shard.name
         if not path.is_file():
@@ -204,7 +203,7 @@ def verify(output: Path, prepared: Prepared) -> None:
 
 
 def _fingerprint(source: Source) -> str:
-    """Changes with the images' names, labels or classes."""
+    """Return a hash of the images' names, labels and classes."""
     digest = hashlib.sha256(json.dumps([source.classes, source.channels]).encode())
     digest.update(source.labels.tobytes())
     for index in range(len(source)):
@@ -216,7 +215,7 @@ def _fingerprint(source: Source) -> str:
 def _check_description(
     output: Path, source: Source, split: Split, identity: dict[str, Any]
 ) -> dict[str, Any]:
-    """What is noted of the complete splits; ConfigError if this one does not fit to them."""
+    """Return the record of the complete splits; ConfigError if this one does not match it."""
     fresh = {"format": _FORMAT, "classes": list(source.classes), "channels": source.channels}
     noted = read_description(output) or {**fresh, "splits": {}}
     for key, value in fresh.items():
@@ -243,13 +242,13 @@ def _check_identity(output: Path, before: dict[str, Any], now: dict[str, Any]) -
 
 
 def _resume(output: Path, split: Split, journal: Path, identity: dict[str, Any]) -> Prepared:
-    """What was complete when an earlier preparation ended early; nothing at the first one."""
+    """Return the shards of an earlier preparation that was interrupted, if any."""
     done = Prepared(split)
     if not journal.is_file():
         found = sorted(output.glob(f"{split}-*.tar"))
         if found:
             raise ConfigError(
-                f"output: {found[0]} exists already, and nothing says what it was made of. Choose "
+                f"output: {found[0]} exists already, but its origin is unknown. Choose "
                 "another folder, or remove it."
             )
         _write_journal(journal, identity, done)
@@ -259,12 +258,12 @@ def _resume(output: Path, split: Split, journal: Path, identity: dict[str, Any])
         shard = Shard(**json.loads(line))
         path = output / shard.name
         if not path.is_file() or path.stat().st_size != shard.bytes:
-            break  # somebody removed it: go on from here
+            break  # it was removed: continue from here
         done.shards.append(shard)
     return done
 
 
 def _write_journal(journal: Path, identity: dict[str, Any], done: Prepared) -> None:
-    """In one step: a half-written line would not be readable."""
+    """Record the complete shards, atomically: a partial line could not be read."""
     lines = [json.dumps(identity), *(json.dumps(asdict(shard)) for shard in done.shards)]
     write_text(journal, "\n".join(lines) + "\n")
