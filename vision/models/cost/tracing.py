@@ -117,7 +117,7 @@ def trace(model: nn.Module, groups: list[Group], image: Shape) -> list[Traced]:
 
 
 def _parameters(model: nn.Module, groups: list[Group]) -> Counter[int]:
-    """Parameters of each group; those outside of all groups, such as tokens, count with the first."""
+    """Parameters of each group; those outside of every group, such as tokens, join the first."""
     home = {name: i for i, group in enumerate(groups) for name in group.modules}
     counts: Counter[int] = Counter()
     for name, parameter in model.named_parameters():
