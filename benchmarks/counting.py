@@ -69,7 +69,7 @@ class PeakMemory(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.live = 0
-        """Alive now; goes on falling after the mode has ended."""
+        """Bytes alive now; still updated after the mode has ended."""
         self.peak = 0
         self._seen: set[int] = set()
 
@@ -198,7 +198,7 @@ def memory(tensor: Tensor) -> int:
 
 
 def _overwritten(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
-    """The arguments that the operation's schema says it writes to."""
+    """The arguments that the operation writes to, by its schema."""
     for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[position] if position < len(args) else kwargs.get(argument.name)
@@ -210,14 +210,14 @@ def _read(
 ) -> list[Tensor]:
     """The inputs whose contents an operation needs, each piece of memory once."""
     if name.endswith("_like") or name.startswith("new_"):
-        return []  # the input only says shape and type
+        return []  # only the shape and type of the input are used
     if name in UNREAD or into_given:
         inputs = [tensor for tensor in inputs if not any(tensor is o for o in overwritten)]
     return list({_place(tensor): tensor for tensor in inputs}.values())
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
-    """What makes two tensors the same piece of memory."""
+    """A key that is equal for two tensors on the same piece of memory."""
     return storage_key(tensor), tensor.storage_offset(), tensor.shape, tensor.stride()
 
 

@@ -12,11 +12,15 @@ import torch
 import torch.nn.functional as F
 from model_settings import model_config, model_names, model_values, random_images, shrink
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vision.config import parse
 from vision.models.build import build_model
 from vision.models.configs import ModelConfig, TimmConfig
 from vision.models.layers import Classifier, Grid
+from vision.models.swin import Swin
+from vision.models.swin_v2 import SwinV2
+from vision.models.vit import ViT
 
 TIMM = ["resnet10t", "test_vit"]
 """Small models of timm's, in place of the one in timm.yaml."""
@@ -164,6 +168,21 @@ def test_model_learns_a_batch_by_heart(config: ModelConfig) -> None:
         optimiser.step()
         losses.append(loss.item())
     assert losses[-1] < 0.6 * losses[0], losses
+
+
+@every_kind
+def test_model_runs_on_fake_tensors(config: Any) -> None:
+    """Forward and backward, built as usual or among fake tensors from the start."""
+    if isinstance(config, TimmConfig):
+        pytest.skip("timm's models are timm's")
+    built, family = build(config), {"vit": ViT, "swin": Swin, "swin_v2": SwinV2}[config.kind]
+    for size in (size_for(config), (26, 39)):
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            assert built(torch.empty(2, 3, *size)).shape == (2, 5)
+        with FakeTensorMode():
+            model = family(config, size_for(config), 3, 5)
+            model(torch.empty(2, 3, *size)).sum().backward()
+            assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 def assert_compiled_is_equal(config: ModelConfig, training: bool, backend: str) -> None:

@@ -1,4 +1,4 @@
-"""From a config to a model, and from a setting to a device."""
+"""Models from configs, and devices from settings."""
 
 from typing import TYPE_CHECKING, Literal
 
@@ -24,7 +24,7 @@ def build_model(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> Classifier:
-    """The model that a config describes, with weights drawn from `seed`: the same on every device.
+    """Build the model of a config, with weights drawn from `seed`: the same on every device.
 
     On the `meta` device no weight is drawn and no memory is used. With `classes=0` the model has no
     head: its logits are the pooled features.
@@ -51,7 +51,7 @@ def build_model(
 def pick_device(
     setting: Literal["auto", "cpu", "cuda", "mps"], local_rank: int = 0
 ) -> torch.device:
-    """The device that a setting means, for a process of this machine."""
+    """The device of a setting, for one process of this machine."""
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if setting == "auto":
         setting = "cuda" if there["cuda"] else "mps" if there["mps"] else "cpu"

@@ -1,4 +1,4 @@
-"""What each model family can be told. Free of torch, so that a typo is answered at once."""
+"""Settings of each model family. Free of torch, so that a typo is reported at once."""
 
 from typing import Annotated, Any, Literal, Self, TypeGuard, Union
 
@@ -18,17 +18,17 @@ Factor = Annotated[float, Field(ge=1)]
 
 
 class _Published(Config):
-    """What every model has whose YAML may name weights."""
+    """Settings of every model whose YAML may name weights."""
 
     pretrained: str | None = None
-    """The weights that init=pretrained takes, such as timm:NAME; null: none are known.
+    """Weights that init=pretrained loads, such as timm:NAME; null: none are known.
 
-    Unlike other settings it has a default: a model that is told by a file has no such name.
+    Unlike other settings it has a default: a model inferred from a file has no such name.
     """
 
 
 class _Shared(_Published):
-    """What every model of this project has."""
+    """Settings of every model of this project."""
 
     mlp_ratio: Annotated[float, Field(gt=0)]
     """Hidden width of a block's MLP, as a multiple of the block's width."""
@@ -41,21 +41,21 @@ class _Shared(_Published):
     drop_path_schedule: Literal["linear", "uniform"]
     norm_eps: Annotated[float, Field(gt=0)]
     checkpoint_activations: bool
-    """Recompute each block in the backward pass instead of storing what it computed."""
+    """Recompute each block in the backward pass instead of storing its activations."""
 
 
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
 
 
 class ViTConfig(_Shared):
-    """A Vision Transformer (Dosovitskiy et al., ICLR 2021) and its published variations."""
+    """Settings of a Vision Transformer (Dosovitskiy et al., ICLR 2021) and its variants."""
 
     kind: Literal["vit"]
     patch_size: Size
     """Pixels along a patch; 1 makes every pixel a token."""
     stem: Literal["patch", "patch_no_bias", "patch_normed"]
-    """From pixels to tokens: a linear map of each patch, the same without a bias (CLIP), or with a
-    LayerNorm before and after it (vit-pytorch).
+    """Map from pixels to tokens: linear for each patch, linear without a bias (CLIP), or linear
+    with a LayerNorm before and after it (vit-pytorch).
     """
     width: PositiveInt
     depth: PositiveInt
@@ -70,31 +70,31 @@ class ViTConfig(_Shared):
     ICML 2021).
     """
     positions: Literal["learned", "sincos2d", "fourier", "rotary", "learned_rotary", "none"]
-    """Added to the patches (learned, sincos2d, fourier), turning queries and keys (rotary), or
-    both.
+    """Position encoding: added to the patches (learned, sincos2d, fourier), rotating queries and
+    keys (rotary), or both.
     """
     class_token_position: bool
-    """Whether a learned table also has a row for the class token (DeiT-III and big_vision: no), and
+    """Whether a learned table also has rows for the class token (DeiT-III and big_vision: no) and
     for the distillation token.
     """
     rotary: Literal["axial", "mixed", "eva", "pe", "dinov3", "dinov3_hf"]
-    """Which angles rotary positions turn by: as in RoPE-ViT (fixed or learned frequencies), EVA-02,
-    Perception Encoder or DINOv3; dinov3_hf rounds them as transformers does.
+    """Angles of rotary positions: as in RoPE-ViT (fixed or learned frequencies), EVA-02, Perception
+    Encoder or DINOv3; dinov3_hf rounds them as transformers does.
     """
     rotary_grid: Size | None
-    """Grid that the coordinates of eva and pe are scaled to; null: they count cells."""
+    """Grid that the coordinates of eva and pe are scaled to; null: not scaled."""
     rotary_jitter: tuple[Shift, Factor, Factor]
     """DINOv3's augmentation of coordinates in training: largest shift, largest scale of each axis,
     largest scale of both; [0, 1, 1]: none.
     """
     relative_bias: Literal["none", "block", "shared"]
-    """A learned bias of attention by relative position, of each block or shared by all (BEiT)."""
+    """Learned attention bias by relative position, one per block or shared by all (BEiT)."""
     embedding_norm: bool
     """LayerNorm of the embedded tokens before the first block (CLIP)."""
     block_norm: Literal["before", "after"]
     """LayerNorm at the start or at the end of each residual branch (EVA-02-CLIP-E: after)."""
     qkv_bias: Literal["qkv", "qv", "none"]
-    """Which of queries, keys and values have a bias."""
+    """Whether queries, keys and values have a bias, queries and values only, or none of them."""
     qk_norm: bool
     """LayerNorm on queries and keys (Dehghani et al., ICML 2023)."""
     attention_norm: bool
@@ -109,11 +109,11 @@ class ViTConfig(_Shared):
     mlp_norm: bool
     """LayerNorm of the hidden layer of every MLP (EVA-02)."""
     pool: Literal["class_token", "mean", "class_token_and_mean", "attention"]
-    """What the head sees: class token, mean of the patches, both side by side (DINOv2), or what a
-    learned query attends to (SigLIP).
+    """Input of the head: class token, mean of the patches, both side by side (DINOv2), or the
+    attention of a learned query (SigLIP).
     """
     pool_norm: Literal["before", "after", "none"]
-    """Whether the last norm comes before or after the pooling; weights of all kinds exist."""
+    """Place of the last norm, before or after the pooling; weights of all kinds exist."""
     pool_heads: PositiveInt | None
     """Heads of the attention pooling; null: as in the blocks."""
     pool_mlp_ratio: Annotated[float, Field(gt=0)] | None
@@ -123,12 +123,13 @@ class ViTConfig(_Shared):
     projection: PositiveInt | None
     """Width of a linear map of the pooled features (CLIP's space shared with text)."""
     initialization: Literal["trunc_normal", "xavier"]
-    """As in DeiT (truncated normal, 0.02), or as in the ViT paper's own code (Xavier, zero head).
+    """Initial weights: as in DeiT (truncated normal, 0.02), or as in the ViT paper's own code
+    (Xavier, zero head).
     """
 
     @property
     def turns(self) -> bool:
-        """Whether queries and keys are turned."""
+        """Whether queries and keys are rotated."""
         return self.positions in ("rotary", "learned_rotary")
 
     @model_validator(mode="after")
@@ -192,7 +193,7 @@ Window = Annotated[PositiveInt | _Pair | _Pairs, WrapValidator(_window)]
 
 
 def per_stage(window: Window) -> TypeGuard[tuple[tuple[int, int], ...]]:
-    """Whether a window is given for each stage, not one for all."""
+    """Whether a window is given for each stage instead of one for all."""
     return isinstance(window, tuple) and isinstance(window[0], tuple)
 
 
@@ -203,19 +204,19 @@ class _SwinShared(_Shared):
     width: PositiveInt
     """Width of the first stage; every later stage doubles it."""
     depths: Annotated[tuple[PositiveInt, ...], Field(min_length=1, max_length=16)]
-    """Blocks of each stage. Every later stage halves the grid, so there cannot be many."""
+    """Number of blocks of each stage. Every later stage halves the grid."""
     heads: tuple[PositiveInt, ...]
     window: Window
     """Tokens along a window. One number or [height, width] for all stages is clipped where the grid
-    at the configured image size is smaller; one [height, width] per stage is taken as it is.
+    at the configured image size is smaller; one [height, width] per stage is used as it is.
     """
     shift: bool
     """Shift every second block's windows by half a window; false leaves windows unconnected."""
     positions: Literal["relative", "absolute", "none"]
-    """A bias by relative position in every block, one table added to the patches, or neither."""
+    """Position encoding: a relative bias in every block, a table added to the patches, or none."""
     padding: Literal["mask", "attend"]
-    """Where windows do not divide a grid: mask the padding, or let it take part in attention as
-    zero tokens, as in torchvision, transformers and mmpretrain.
+    """Padding of grids that windows do not divide: masked, or taking part in attention as zero
+    tokens, as in torchvision, transformers and mmpretrain.
     """
 
     @model_validator(mode="after")
@@ -234,13 +235,13 @@ class _SwinShared(_Shared):
 
 
 class SwinConfig(_SwinShared):
-    """A Swin Transformer (Liu et al., ICCV 2021)."""
+    """Settings of a Swin Transformer (Liu et al., ICCV 2021)."""
 
     kind: Literal["swin"]
 
 
 class SwinV2Config(_SwinShared):
-    """A Swin Transformer V2 (Liu et al., CVPR 2022)."""
+    """Settings of a Swin Transformer V2 (Liu et al., CVPR 2022)."""
 
     kind: Literal["swin_v2"]
     pretrained_window: tuple[PositiveInt, ...] | None
@@ -260,13 +261,13 @@ AnySwinConfig = SwinConfig | SwinV2Config
 
 
 class TimmConfig(_Published):
-    """Any model of timm as a baseline behind the same interface."""
+    """Settings of a model of timm, used as a baseline behind the same interface."""
 
     kind: Literal["timm"]
     name: Annotated[str, Field(min_length=1)]
-    """timm's name of the architecture, such as resnet50 or mvitv2_tiny."""
+    """Name of the architecture in timm, such as resnet50 or mvitv2_tiny."""
     drop_path: Rate | None
-    """null: timm's own default, for models that know no stochastic depth."""
+    """Rate of stochastic depth; null: timm's default, for models without stochastic depth."""
     checkpoint_activations: bool
 
 
@@ -276,7 +277,7 @@ ModelConfig = Annotated[
 
 
 def _all_fields() -> dict[str, Any]:
-    """Every setting that some model of this project has, or null."""
+    """Every setting of any model of this project, each optional."""
     types: dict[str, list[Any]] = {}
     meanings: dict[str, str | None] = {}
     for kind in (ViTConfig, SwinConfig, SwinV2Config):
@@ -295,13 +296,13 @@ _EveryField: Any = create_model("_EveryField", __base__=Config, **_all_fields())
 
 
 class AutoModelConfig(_EveryField):
-    """The model that the weights belong to. What is null is as they say; what they do not say, such
-    as the heads of a ViT of unusual width, is given here.
+    """Settings of the model that the weights belong to. A setting that is null is inferred from the
+    weights; one that cannot be inferred, such as the heads of a ViT of unusual width, is given.
     """
 
     kind: Literal["auto"]
     trained_size: Size | None = None
-    """Size of the images that the weights were trained on, where their grid was not square."""
+    """Size of the training images of the weights, where their grid was not square."""
 
     def given(self) -> dict[str, Any]:
         """The settings that are not left to the weights."""
@@ -310,13 +311,13 @@ class AutoModelConfig(_EveryField):
 
 
 MODEL_FIELDS = frozenset(AutoModelConfig.model_fields) - {"kind"}
-"""Settings that can be given for weights that do not show them."""
+"""Settings that can be given where they cannot be inferred from the weights."""
 
 ModelChoice = Annotated[
     ViTConfig | SwinConfig | SwinV2Config | TimmConfig | AutoModelConfig,
     Field(discriminator="kind"),
 ]
-"""The model of a run, or the one of its weights; a ModelConfig is made of it when it starts."""
+"""The model of a run; `auto` becomes the ModelConfig of the weights when the run starts."""
 
 
 def _divides(small: str, divisor: int, large: str, number: int) -> None:

@@ -15,14 +15,12 @@ Grid = tuple[int, int]
 
 
 class Classifier(nn.Module):
-    """What every model of this project is: features, then a head, and what an optimiser must know
-    of it.
-    """
+    """Base of every model: features, then a head, and the facts that an optimiser needs."""
 
     head: nn.Module
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """Images (b channels height width) → features (b …), whatever this model's head takes."""
+        """Images (b channels height width) → features (b …), the input of `forward_head`."""
         raise NotImplementedError
 
     def forward_head(self, features: Tensor) -> Tensor:
@@ -30,7 +28,7 @@ class Classifier(nn.Module):
         return self.classify(self.pool(features))
 
     def pool(self, features: Tensor) -> Tensor:
-        """Features → one vector per image (b c), as the head takes it."""
+        """Features → one vector per image (b c), the input of the head."""
         raise NotImplementedError
 
     def classify(self, pooled: Tensor) -> Tensor:
@@ -46,7 +44,7 @@ class Classifier(nn.Module):
         return [self.head]
 
     def head_names(self) -> set[str]:
-        """The names of the parameters of the classifying layers."""
+        """Names of the parameters of the classifying layers."""
         own = {id(parameter) for head in self.heads() for parameter in head.parameters()}
         return {name for name, parameter in self.named_parameters() if id(parameter) in own}
 
@@ -55,7 +53,7 @@ class Classifier(nn.Module):
         raise NotImplementedError
 
     def no_weight_decay(self) -> frozenset[str]:
-        """Names of the parameters that must not shrink: biases, norms, scales, tokens, position
+        """Names of the parameters without weight decay: biases, norms, scales, tokens, position
         tables.
 
         All but the last two kinds have one axis; the others are named by `undecayed`.
@@ -78,11 +76,11 @@ G = TypeVar("G")
 
 
 class Derived(nn.Module, Generic[G]):
-    """Tensors that follow from a geometry alone: no parameters, no buffers, in no checkpoint.
+    """Tensors that follow from a geometry alone: neither parameters nor buffers, never stored.
 
-    They are kept for the configured geometry and computed on the way for any other. Wherever the
-    module is moved to they are computed again, so they are right even after a life on the `meta`
-    device, from which a buffer would come back with arbitrary contents.
+    They are kept for the configured geometry and computed in the forward pass for any other. When
+    the module moves they are computed again, so they are right even after the `meta` device, from
+    which a buffer would return with arbitrary contents.
     """
 
     def __init__(
@@ -112,9 +110,7 @@ class Derived(nn.Module, Generic[G]):
 
 
 class PatchEmbed(nn.Module):
-    """Cuts an image into patches and maps each to a token, by a convolution that steps by its own
-    size.
-    """
+    """Patches of an image, each mapped to a token, by a convolution whose stride is its kernel."""
 
     def __init__(self, channels: int, width: int, patch: Grid, bias: bool = True) -> None:
         super().__init__()
@@ -122,7 +118,7 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(channels, width, kernel_size=patch, stride=patch, bias=bias)
 
     def grid(self, size: Grid) -> Grid:
-        """The grid of tokens for an image; a last, incomplete patch counts."""
+        """The grid of tokens of an image; an incomplete last patch counts."""
         return ceil_div(size[0], self.patch[0]), ceil_div(size[1], self.patch[1])
 
     def forward(self, images: Tensor, multiple: Grid = (1, 1)) -> Tensor:
@@ -132,7 +128,7 @@ class PatchEmbed(nn.Module):
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """OpenAI's approximation of GELU, which its CLIP models were trained with."""
+    """OpenAI's approximation of GELU, used by its CLIP models."""
     return x * torch.sigmoid(1.702 * x)
 
 
@@ -146,7 +142,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Mlp(nn.Module):
-    """The two-layer perceptron of a block; with `norm_eps` its hidden layer is normed."""
+    """The two-layer perceptron of a block; with `norm_eps` its hidden layer has a LayerNorm."""
 
     def __init__(
         self,
@@ -163,7 +159,7 @@ class Mlp(nn.Module):
         self.dropout, self.activation = dropout, ACTIVATIONS[activation]
 
     def before(self, hidden: int) -> int:
-        """Outputs of the first layer."""
+        """Number of outputs of the first layer."""
         return hidden
 
     def hidden(self, x: Tensor) -> Tensor:
@@ -180,7 +176,7 @@ class GatedMlp(Mlp):
     """A perceptron whose hidden layer is gated (Shazeer, 2020): with silu a SwiGLU."""
 
     def before(self, hidden: int) -> int:
-        """The gate, then what it is multiplied with."""
+        """The gate, then the values that it multiplies."""
         return 2 * hidden
 
     def hidden(self, x: Tensor) -> Tensor:
@@ -190,9 +186,8 @@ class GatedMlp(Mlp):
 
 
 class DropPath(nn.Module):
-    """Stochastic depth (Huang et al., ECCV 2016): drops a residual branch for whole samples.
-
-    The rest is scaled up, so that the expectation stays.
+    """Stochastic depth (Huang et al., ECCV 2016): drop a residual branch for whole samples, and
+    scale up the others to keep the expectation.
     """
 
     def __init__(self, rate: float) -> None:
@@ -209,15 +204,15 @@ class DropPath(nn.Module):
 
 
 def drop_path_rates(rate: float, schedule: str, depth: int) -> list[float]:
-    """The rate of every block: rising from 0 to `rate`, or `rate` throughout."""
+    """Rate of every block: rising from 0 to `rate`, or `rate` throughout."""
     if schedule == "uniform":
         return [rate] * depth
     return [rate * i / max(depth - 1, 1) for i in range(depth)]
 
 
 def run_block(block: nn.Module, *inputs: Any, recompute: bool) -> Tensor:
-    """The block's output; with `recompute` its inner results are not kept but made again when
-    needed.
+    """The output of a block; with `recompute` its activations are recomputed in the backward pass
+    instead of stored.
     """
     if recompute and torch.is_grad_enabled():
         return checkpoint(block, *inputs, use_reentrant=False)
@@ -225,14 +220,14 @@ def run_block(block: nn.Module, *inputs: Any, recompute: bool) -> Tensor:
 
 
 def pad_to_multiple(images: Tensor, step: Grid) -> Tensor:
-    """Zeros on the right and below, up to the next multiple of `step`; nothing where it fits."""
+    """Pad with zeros on the right and below, up to the next multiple of `step`."""
     height, width = images.shape[-2:]
     below, right = -height % step[0], -width % step[1]
     return F.pad(images, (0, right, 0, below)) if below or right else images
 
 
 def full_precision(x: Tensor) -> Tensor:
-    """A tensor in at least 32 bits, for what must not be computed in fewer."""
+    """A tensor in at least 32 bits, for computations that need them."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

@@ -1,8 +1,8 @@
 """Low-rank additions to linear layers (LoRA, Hu et al., ICLR 2022): W x + alpha / rank · B A x.
 
-A layer keeps its weight and bias under their own names; `lora_a` and `lora_b` come beside them, so
-that a checkpoint is the plain model's with some tensors more. Queries, keys and values are one
-layer in the models here, but each has an addition of its own: one matrix A for all three would make
+A layer keeps its weight and bias under their own names; `lora_a` and `lora_b` are added beside
+them, so a checkpoint is that of the plain model with additional tensors. Queries, keys and values
+are one layer here, but each has an addition of its own: a single matrix A for all three would make
 them share a subspace.
 
 Axes: p parts of a layer that have an addition · r rank · c inputs · o outputs of a part.
@@ -50,7 +50,7 @@ class LoraLinear(nn.Linear):
     def added(self, x: Tensor) -> Tensor:
         """(… c) → (… o): the addition alone.
 
-        Never by the sum of both matrices: it would want a gradient as large as the frozen weight.
+        Never by the sum of both matrices, which would need a gradient as large as the weight.
         """
         x = F.dropout(x, self.dropout, self.training)
         inner = F.linear(x, rearrange(self.lora_a, "p r c -> (p r) c"))
@@ -70,7 +70,7 @@ class LoraLinear(nn.Linear):
 
 
 def linear_with_bias(layer: nn.Linear, x: Tensor, bias: Tensor) -> Tensor:
-    """(… c) → (… o): a layer without a bias of its own, with this one."""
+    """(… c) → (… o): a layer without a bias of its own, applied with this one."""
     out = F.linear(x, layer.weight, bias)
     return out + layer.added(x) if isinstance(layer, LoraLinear) else out
 
@@ -84,9 +84,10 @@ def add_lora(
     dropout: float = 0.0,
     seed: int = 0,
 ) -> list[str]:
-    """Give the layers of every block that `targets` name an addition; returns those layers' names.
+    """Add low-rank matrices to the layers of every block that `targets` names, and return the names
+    of those layers.
 
-    Targets: q, k, v, proj, fc1, fc2. What else is trained is not decided here.
+    Targets: q, k, v, proj, fc1, fc2. The caller decides which other parameters are trained.
     """
     found = list(_layers(model, targets))
     if not found:
@@ -102,8 +103,8 @@ def add_lora(
                 f"{layer.in_features} → {layer.out_features // of}; choose a smaller one."
             )
         low_rank = LoraLinear(layer, parts, of, rank, alpha, dropout)
-        # A as torch draws a linear layer, on the CPU: the same on every device. B stays zero, so
-        # that the addition starts at nothing.
+        # A is drawn as torch draws a linear layer, on the CPU: the same on every device. B stays
+        # zero, so the addition starts at zero.
         drawn, bound = torch.empty(low_rank.lora_a.shape), 1 / math.sqrt(layer.in_features)
         with torch.no_grad():
             low_rank.lora_a.copy_(nn.init.uniform_(drawn, -bound, bound, generator=generator))
@@ -112,8 +113,8 @@ def add_lora(
 
 
 def merge_lora(model: nn.Module) -> int:
-    """Fold every addition into its layer's weight, so that the model is a plain one; returns how
-    many there were.
+    """Fold every addition into the weight of its layer, and return the number of additions. The
+    model is then a plain one.
     """
     found = [(name, m) for name, m in model.named_modules() if isinstance(m, LoraLinear)]
     for name, layer in found:
@@ -124,7 +125,7 @@ def merge_lora(model: nn.Module) -> int:
 def merge_tensors(
     tensors: Mapping[str, Tensor], alpha: float, targets: Collection[str]
 ) -> dict[str, Tensor]:
-    """The same for the tensors of a checkpoint, by their names."""
+    """The tensors of a checkpoint with every addition folded into its weight."""
     plain = {k: t for k, t in tensors.items() if not k.endswith((".lora_a", ".lora_b"))}
     for key in [k for k in tensors if k.endswith(".lora_a")]:
         name = key.removesuffix(".lora_a")
@@ -137,12 +138,14 @@ def merge_tensors(
 
 
 def addition(a: Tensor, b: Tensor, parts: tuple[int, ...], of: int, scale: float) -> Tensor:
-    """What is added to a weight: A (p r c) and B (p o r) → (of·o c), zero in parts without one."""
+    """The product that is added to a weight: A (p r c) and B (p o r) → (of·o c), zero in parts
+    without an addition.
+    """
     return scale * (_outer(b, parts, of) @ rearrange(a, "p r c -> (p r) c"))
 
 
 def _outer(b: Tensor, parts: tuple[int, ...], of: int) -> Tensor:
-    """B (p o r) as one matrix (of·o p·r), which gives every part its own share of A x alone."""
+    """B (p o r) as one block matrix (of·o p·r), in which every part sees its own share of A x."""
     if of == 1:
         return b[0]
     outer = b.new_zeros(of, b.shape[1], len(parts), b.shape[2])
@@ -154,7 +157,7 @@ def _outer(b: Tensor, parts: tuple[int, ...], of: int) -> Tensor:
 def _layers(
     model: nn.Module, targets: Collection[str]
 ) -> Iterator[tuple[str, nn.Linear, tuple[int, ...], int]]:
-    """Name, layer, parts and their number for every layer of a block that targets name."""
+    """Name, layer, targeted parts and number of parts of every targeted layer of a block."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and "blocks" in name.split("."):
             parts, of = _parts(name, targets)
@@ -163,7 +166,7 @@ def _layers(
 
 
 def _parts(name: str, targets: Collection[str]) -> tuple[tuple[int, ...], int]:
-    """Which parts of a layer targets name, and how many parts it has."""
+    """The targeted parts of a layer, and the number of its parts."""
     last = name.rpartition(".")[2]
     if last == "qkv":
         return tuple(i for i, part in enumerate(QKV) if part in targets), len(QKV)

@@ -144,8 +144,7 @@ class SwinBlock(nn.Module):
 
     def forward(self, x: Tensor, windows: BlockWindows) -> Tensor:
         """(b n c) → (b n c), in the order of this block's windows."""
-        attended = self.attn(windows.zero_padding(self.norm1(x)), windows.mask)
-        x = x + self.drop_path(attended)
+        x = x + self.drop_path(self.attn(windows.zero_padding(self.norm1(x)), windows.mask))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 

@@ -86,8 +86,7 @@ class SwinV2Block(SwinBlock):
 
     def forward(self, x: Tensor, windows: BlockWindows) -> Tensor:
         """(b n c) → (b n c), in the order of this block's windows."""
-        attended = self.attn(windows.zero_padding(x), windows.mask)
-        x = x + self.drop_path(self.norm1(attended))
+        x = x + self.drop_path(self.norm1(self.attn(windows.zero_padding(x), windows.mask)))
         return x + self.drop_path(self.norm2(self.mlp(x)))
 
 

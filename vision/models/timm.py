@@ -1,4 +1,4 @@
-"""Any model of timm behind the interface of this project's own, to compare with."""
+"""Any model of timm behind the interface of this project's models, as a baseline."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from vision.models.layers import Classifier, Grid
 class TimmModel(Classifier):
     """A timm model; its weights are drawn by timm itself."""
 
-    # timm means to spare these in its Swin V2, but looks for modules of that name.
+    # timm excludes these from decay in its Swin V2, but looks for modules of these names.
     undecayed = frozenset({"logit_scale", "cpb_mlp", "relative_position_bias_table"})
 
     def __init__(self, config: TimmConfig, image_size: Grid, channels: int, classes: int) -> None:
@@ -38,7 +38,7 @@ class TimmModel(Classifier):
         return self.model.forward_head(features)
 
     def pool(self, features: Tensor) -> Tensor:
-        """Features → what timm's classifying layer takes (b c)"""
+        """Features → input of timm's classifying layer (b c)"""
         return self.model.forward_head(features, pre_logits=True)
 
     def classify(self, pooled: Tensor) -> Tensor:
@@ -49,19 +49,19 @@ class TimmModel(Classifier):
         return head(pooled)
 
     def heads(self) -> list[nn.Module]:
-        """As timm names them; none for a model without a single layer as its head"""
+        """The layers that timm names; none for a model whose head is not a single layer."""
         head = self.model.get_classifier()
         found = list(head) if isinstance(head, tuple | list | nn.ModuleList) else [head]
         return [part for part in found if isinstance(part, nn.Module)]
 
     def layer_of(self, parameter: str) -> int:
-        """As timm groups its parameters; without such groups all are one layer."""
+        """Depth in timm's groups of parameters; 0 for a model without such groups."""
         return self.layers.get(parameter.removeprefix("model."), 0)
 
     def no_weight_decay(self) -> frozenset[str]:
         """Parameters with one axis, and those that timm names."""
         named = self.model.no_weight_decay() if hasattr(self.model, "no_weight_decay") else ()
-        # Some of timm's names are of modules, some of parameters that this model does not have.
+        # Some of timm's names belong to modules, some to parameters that this model lacks.
         return super().no_weight_decay() | frozenset(
             f"model.{parameter}"
             for parameter, _ in self.model.named_parameters()
@@ -69,7 +69,7 @@ class TimmModel(Classifier):
         )
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Timm draws from torch's global generator while it builds: build again from a seed."""
+        """Not available: timm draws weights from the global generator while it builds a model."""
         raise NotImplementedError("a timm model is initialised while it is built; see build_model")
 
 

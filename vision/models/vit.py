@@ -1,7 +1,7 @@
 """The Vision Transformer (Dosovitskiy et al., ICLR 2021, section 3.1), one image in one sequence.
 
-Stem, positions, rotations, perceptron, pooling and head are each a choice of the config and a small
-class in a module of its own; here is how they fit together.
+Stem, positions, rotations, perceptron and pooling are each a choice of the config and a small class
+in a module of their own; this file puts them together.
 
 Axes: b batch · c width · n tokens (prefix tokens first, then patches row by row) · h heads · d
 width of a head · y, x rows and columns of the patch grid.
@@ -32,7 +32,7 @@ from vision.models.positions.rotary import Rotation, rotary_positions, rotate
 from vision.models.stems import build_stem
 
 HEAD = ("norm", "pooling", "representation", "projection", "head", "head_dist")
-"""Parts behind the last block."""
+"""Modules after the last block."""
 
 
 class Attention(ObservedAttention):
@@ -113,14 +113,14 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, grid: Grid, rotation: Rotation | None, bias: Tensor | None
     ) -> Tensor:
-        """(b n c) → (b n c); `bias` is shared by all blocks, if they have none of their own."""
+        """(b n c) → (b n c); `bias` is used unless the block has one of its own."""
         bias = bias if self.relative is None else self.relative(grid)
         x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), rotation, bias)))
         return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
 
 
 class PostNormBlock(Block):
-    """The same with the norm at the end of each residual branch (EVA-02-CLIP-E)."""
+    """Encoder block with the norm at the end of each residual branch (EVA-02-CLIP-E)."""
 
     def forward(
         self, x: Tensor, grid: Grid, rotation: Rotation | None, bias: Tensor | None
@@ -202,7 +202,7 @@ class ViT(Classifier):
         return torch.cat([x[:, :rows], *prefix[rows:], x[:, rows:]], dim=1) if prefix[rows:] else x
 
     def pool(self, features: Tensor) -> Tensor:
-        """Tokens (b n c) → what the head takes (b c), where it takes two vectors side by side."""
+        """Tokens (b n c) → input of the head (b c); two vectors are put side by side."""
         x = self.pooling(features)
         x = (self.norm(x) if self.config.pool_norm == "after" else x).flatten(1)
         if self.representation is not None:
@@ -210,14 +210,14 @@ class ViT(Classifier):
         return x if self.projection is None else self.projection(x)
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """Pooled tokens → logits (b classes); of two heads the mean."""
+        """Pooled tokens → logits (b classes), the mean of those of two heads."""
         if self.head_dist is None:
             return self.head(pooled)
         first, second = pooled.chunk(2, dim=1)
         return (self.head(first) + self.head_dist(second)) / 2
 
     def heads(self) -> list[nn.Module]:
-        """The head, and that of the distillation token."""
+        """The head, and the head of the distillation token if there is one."""
         return [self.head] if self.head_dist is None else [self.head, self.head_dist]
 
     def layer_of(self, parameter: str) -> int:
@@ -273,7 +273,7 @@ def _init_linear(name: str, linear: nn.Linear, xavier: bool, generator: torch.Ge
     if not xavier:
         trunc_normal(linear.weight, 0.02, generator)
         return
-    # Queries, keys and values each on their own: as one layer the bound would be √2 too small.
+    # Queries, keys and values separately: as one layer the bound would be √2 too small.
     parts = linear.weight.chunk(3) if name.endswith(".qkv") else (linear.weight,)
     for part in parts:
         nn.init.xavier_uniform_(part, generator=generator)

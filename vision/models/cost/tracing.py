@@ -28,7 +28,7 @@ class Group:
     name: str
     modules: tuple[str, ...]
     stage: int | None = None
-    """Of a model that has stages, counted from 1."""
+    """Number of the stage, from 1, in a model with stages."""
     blocks: int = 0
     """Number of blocks, if this is a list of them."""
 
@@ -44,23 +44,23 @@ class Matrices(NamedTuple):
 
 @dataclass(frozen=True)
 class Traced:
-    """What a group of modules has and does, for one image."""
+    """Figures of a group of modules, for one image."""
 
     parameters: int
     macs: int
     activation_bytes: int
     input: Shape
-    """Shape, without the batch, of what its first module is given; empty if it is not a tensor."""
+    """Shape of the input of its first module, without the batch; empty if it is not a tensor."""
     output: Shape
-    """Shape of what its last module returns."""
+    """Shape of the output of its last module."""
     attention: Matrices | None
-    """Of the last module that attends."""
+    """Those of the last module that attends."""
 
 
 def groups_of(model: nn.Module) -> list[Group]:
-    """Every list of blocks is a group, and so is every module between them. What comes before the
-    first list is the embedding, what comes after the last is norm and head. Where there is no list
-    (timm has modules instead that run all blocks), every module is a group.
+    """Split a model into groups: every list of blocks and every module between two lists is one.
+    The modules before the first list are the embedding, those after the last are norm and head. In
+    a model without lists (some of timm's) every module is a group.
     """
     path, children = "", list(model.named_children())
     while len(children) == 1:  # a wrapper, as around a model of timm
@@ -91,13 +91,13 @@ def _children(module: nn.Module, path: str, stage: int | None = None) -> Iterato
 
 
 def trace(model: nn.Module, groups: list[Group], image: Shape) -> list[Traced]:
-    """What each group does in a training step on images (channels height width). The model is on
-    `meta`. What is computed between two groups counts with the former one.
+    """Figures of each group in a training step on images (channels height width). The model is on
+    `meta`. Computations between two groups count with the former one.
 
-    Two batches are run: their difference is due to one image, and what remains is shared by all
-    images of a batch.
+    Two batches are run: their difference is due to one image, and the rest is shared by all images
+    of a batch.
     """
-    # Not batches of one and two: of one image fewer layouts need a copy, and batch norm refuses it.
+    # Not batches of one and two: one image needs fewer copies, and batch norm refuses it.
     two, three = (_Step(model.train(), groups, images) for images in (2, 3))
     with torch.enable_grad():
         two.run(image)
@@ -117,7 +117,7 @@ def trace(model: nn.Module, groups: list[Group], image: Shape) -> list[Traced]:
 
 
 def _parameters(model: nn.Module, groups: list[Group]) -> Counter[int]:
-    """Parameters of each group; those of no group, such as tokens, count with the first one."""
+    """Parameters of each group; those outside of every group, such as tokens, join the first."""
     home = {name: i for i, group in enumerate(groups) for name in group.modules}
     counts: Counter[int] = Counter()
     for name, parameter in model.named_parameters():
@@ -128,7 +128,7 @@ def _parameters(model: nn.Module, groups: list[Group]) -> Counter[int]:
 
 
 class _Step(TorchDispatchMode):
-    """The forward pass of a training step, and what each group, by number, does in it."""
+    """The forward pass of a training step, and the figures of each group, by its number."""
 
     def __init__(self, model: nn.Module, groups: list[Group], images: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -141,12 +141,12 @@ class _Step(TorchDispatchMode):
         self.attention: dict[int, Matrices] = {}
         self._group, self._inside = 0, False
         self._storages: set[UntypedStorage] = set()
-        """All that are kept. They live as long as this, so that none is taken for another."""
+        """All storages that are kept. They stay alive here, so that no two have one address."""
         self._between: list[UntypedStorage] = []
-        """Those that are kept since a module ended."""
+        """Those kept since the last module ended."""
 
     def run(self, image: Shape) -> None:
-        """Run the model on a batch of images of this shape; can be done once."""
+        """Run the model on a batch of images of this shape; call it once."""
         handles = []
         for i, group in enumerate(self.groups):
             for module in map(self.model.get_submodule, group.modules):
@@ -197,8 +197,8 @@ class _Step(TorchDispatchMode):
         return tensor
 
     def _assign(self, following: int, inputs: Collection[UntypedStorage]) -> None:
-        """Count what is kept between two modules: with the former one, unless it is the input of
-        the following one, which is then kept in order to run that one again.
+        """Count the storages kept between two modules: with the former one, except the input of the
+        following one, which is kept to run that module again.
         """
         for storage in self._between:
             self.kept[following if storage in inputs else self._group] += storage.nbytes()
@@ -252,7 +252,7 @@ def _macs(operation: Any, args: Any, result: Any) -> int:
     if operation is aten.convolution:
         images, weight, *_ = args
         transposed = args[6]
-        # A kernel is applied for every pixel of the result; transposed, for every pixel given.
+        # A kernel is applied for every pixel of the result; transposed, for every input pixel.
         return (images if transposed else result).numel() * weight.shape[1:].numel()
     return 0
 

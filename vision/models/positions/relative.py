@@ -11,14 +11,14 @@ from vision.models.layers import Derived, Grid, full_precision
 from vision.models.windows import relative_index
 
 WindowMethod = Literal["geometric", "bicubic", "bilinear"]
-"""How a table of relative positions is resized: timm and BEiT · the official Swin code · BEiT in
-transformers.
+"""Methods that resize a table of relative positions: timm and BEiT · the official Swin code · BEiT
+in transformers.
 """
 
 
 class RelativeBias(nn.Module):
-    """A learned bias for every offset between two patches, and three more: from the class token to
-    a patch, from a patch to it, and of it to itself (BEiT, Bao et al., ICLR 2022).
+    """A learned bias for every offset between two patches, and three more: class token to patch,
+    patch to class token, and class token to itself (BEiT, Bao et al., ICLR 2022).
     """
 
     def __init__(self, grid: Grid, heads: int) -> None:
@@ -44,10 +44,9 @@ def resize_relative(
 ) -> Tensor:
     """A table ((2h-1)(2w-1), heads) of relative positions of one window for another.
 
-    `bicubic` and `bilinear` stretch the table, so that a neighbour's bias becomes that of a farther
-    token.
-    `geometric` keeps near offsets in place and moves far ones by steps that grow (Bao et al., BEiT,
-    2022), then interpolates linearly.
+    `bicubic` and `bilinear` stretch the table: the bias of a neighbour becomes that of a farther
+    token. `geometric` keeps near offsets in place and moves far ones by growing steps (Bao et al.,
+    BEiT, 2022), then interpolates linearly.
     """
     if old == new:
         return table
@@ -85,7 +84,7 @@ def _geometric(old: int, new: int) -> Tensor:
     steps = torch.tensor([ratio**i for i in range(half)], dtype=torch.float64).cumsum(0)
     places = torch.cat([-steps.flip(0), torch.zeros(1, dtype=torch.float64), steps])
     wanted = torch.arange(-(new // 2), new // 2 + 1, dtype=torch.float64)
-    wanted = wanted.clamp(places[0], places[-1])  # beyond the last offset its bias goes on
+    wanted = wanted.clamp(places[0], places[-1])  # the last offset's bias holds beyond it
     right = torch.searchsorted(places, wanted).clamp(1 if half else 0, old - 1)
     left = (right - 1).clamp(min=0)
     span = places[right] - places[left]
@@ -98,7 +97,7 @@ def _geometric(old: int, new: int) -> Tensor:
 
 
 def _ratio(steps: int, reach: int) -> float:
-    """The ratio of a geometric row 1 + q + q² + … of so many steps with this sum, by bisection.
+    """The ratio q at which `steps` terms of 1 + q + q² + … sum up to `reach`, by bisection.
 
     Between 1.01 and 1.5, as in BEiT's code: a window that shrinks keeps its offsets' places.
     """

@@ -1,7 +1,7 @@
-"""Rotary positions: queries and keys are turned by angles that grow with a patch's coordinates.
+"""Rotary positions: queries and keys are rotated by angles that grow with a patch's coordinates.
 
 One small class for each family of published angles; see `rotary_positions`. Each gives a rotation
-for every block, on any grid. Tokens before the patches are not turned.
+for every block, on any grid. Tokens before the patches are not rotated.
 """
 
 import math
@@ -27,7 +27,7 @@ class Rotation(NamedTuple):
     """(n pairs), or (h n pairs) where each head has its own."""
     sin: Tensor
     halves: bool
-    """Whether a pair is one channel of each half of a head, or two neighbouring channels."""
+    """Whether a pair has one channel from each half of a head, or two neighbouring channels."""
 
 
 def rotary_positions(config: ViTConfig, grid: Grid, prefix: int) -> nn.Module:
@@ -50,7 +50,7 @@ def rotary_positions(config: ViTConfig, grid: Grid, prefix: int) -> nn.Module:
 
 
 class AxialRotary(nn.Module):
-    """Half of a head's pairs turn with the column, half with the row (RoPE-ViT, Heo et al., ECCV
+    """Half of a head's pairs rotate with the column, half with the row (RoPE-ViT, Heo et al., ECCV
     2024; EVA-02, Fang et al., 2023; Perception Encoder, Bolya et al., 2025).
     """
 
@@ -93,7 +93,7 @@ class MixedRotary(nn.Module):
     def forward(self, grid: Grid) -> list[Rotation]:
         """A rotation for each block, with angles for each head."""
         y, x = self.coordinates(grid)
-        # In 32 bits even for a model of 64, as the models of this kind were trained.
+        # In 32 bits even for a model in 64, as models of this kind were trained.
         along_x, along_y = rearrange(
             self.frequencies.float(), "two depth h pair -> two depth h 1 pair"
         )
@@ -128,7 +128,7 @@ class CentredRotary(nn.Module):
         self.register_buffer("periods", self._stored())
 
     def forward(self, grid: Grid) -> list[Rotation]:
-        """The same rotation for every block; in training at coordinates that are jittered."""
+        """The same rotation for every block; in training with jittered coordinates."""
         coordinates, *_ = self.coordinates(grid)
         coordinates = self._jitter(coordinates) if self.training else coordinates
         angle = rearrange(self._angles(coordinates), "n two pair -> n (two pair)")
@@ -163,8 +163,8 @@ class CentredRotary(nn.Module):
 
 
 class RoundedRotary(CentredRotary):
-    """The same as transformers computes it: frequencies are not stored, and what they multiply is
-    rounded to 32 bits first, which shows in 64.
+    """DINOv3's angles as transformers computes them: frequencies are not stored, and coordinates
+    are rounded to 32 bits first, which makes a difference in 64.
     """
 
     def _stored(self) -> None:
@@ -178,12 +178,12 @@ class RoundedRotary(CentredRotary):
 
 
 def dinov3_periods(pairs: int) -> Tensor:
-    """DINOv3's periods before any rounding to fewer bits."""
+    """DINOv3's periods, before rounding to fewer bits."""
     return 100 ** (2 * torch.arange(pairs, dtype=torch.float32) / (2 * pairs))
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Turn the channel pairs of x (b h n d) in full precision."""
+    """Rotate the channel pairs of x (b h n d) in full precision."""
     cos, sin = full_precision(rotation.cos), full_precision(rotation.sin)
     pattern = "b h n (two pair)" if rotation.halves else "b h n (pair two)"
     first, second = rearrange(full_precision(x), f"{pattern} -> two b h n pair", two=2)
