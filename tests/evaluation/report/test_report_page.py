@@ -226,7 +226,7 @@ def test_confusion_matrix_reads_what_is_under_the_pointer(browser: Any, tmp_path
         canvas.hover(position=place)
         text = tab.inner_text("#readout")
         assert f"{count.get((actual, predicted), 0)} of 4 images" in text
-        assert f"is {tab.evaluate('api.report.class_names')[actual]}" in text
+        assert f"actual {tab.evaluate('api.report.class_names')[actual]}" in text
     (actual, predicted), _ = next(entry for entry in count.items() if entry[0][0] != entry[0][1])
     place = {"x": box["left"] + (predicted + 0.5) * cell, "y": box["top"] + (actual + 0.5) * cell}
     canvas.click(position=place)
