@@ -67,9 +67,7 @@ class EvalConfig(SizedConfig):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.data is not None:
-            return self
         for place in self.checkpoints:
-            if place.startswith(HUBS):
+            if self.data is None and place.startswith(HUBS):
                 raise ValueError(f"checkpoint={place} needs data=…: the images to evaluate it on.")
         return self

@@ -15,11 +15,11 @@ import torch
 from PIL import Image
 
 from vision.evaluation.model_metrics import compare, compute_metrics, confident_mistakes
+from vision.evaluation.neighbours import NeighboursAccuracy
 from vision.evaluation.predictions import Speed
 from vision.evaluation.report.eval_report import (
     Cost,
     ModelReport,
-    NeighboursAccuracy,
     Report,
     short_names,
 )
@@ -123,6 +123,13 @@ def test_page_holds_the_whole_report_whatever_classes_are_called() -> None:
     assert held["report"]["class_names"][0] == HOSTILE
     assert held["report"]["models"] == json.loads(json.dumps(report["models"]))
     assert held["galleries"] == galleries
+
+
+def test_class_that_is_named_like_a_mark_of_the_template_stays_data() -> None:
+    report, galleries = made_up(3, 1, hostile="/*SCRIPT*/")
+    text = page(report.as_dict(), galleries)
+    data = json.loads(text.split('id="data">')[1].split("</script>")[0])
+    assert data["report"]["class_names"][0] == "/*SCRIPT*/"
 
 
 def test_confident_mistakes_are_wrong_and_sorted_by_confidence() -> None:
