@@ -1,17 +1,17 @@
-"""Latency and throughput of one model, run in four ways: eager, compiled, exported, ONNX.
+"""Latency and throughput of a model run in four ways: eager, compiled, exported, ONNX.
 
     python benchmarks/inference.py --quick            # half a minute: does everything run?
     python benchmarks/inference.py --models vit_small swin_tiny --batch 1 8
     python benchmarks/inference.py --checkpoint outputs/…
 
-"exported" and "onnx" are the files that `vision export` writes, loaded; "compiled" is torch.compile
-for each batch size by itself; eager and compiled run inside `static_bias`, as evaluation does.
-Before anything is timed, the answers of all ways are compared with eager's. Then every way runs
-once in each round, in turn, each round beginning with another one; all have as many threads
-(`--threads`). The table has medians over the rounds: CPU and wall time of a batch, images per
-second of wall time, and the ratio of CPU times to eager in the same round, with its range.
-"eager again" is the same model a second time: as far as it is from 1, so much is noise. On a busy
-machine, wall times are those of the queue; the ratios are not.
+"exported" and "onnx" are the files that `vision export` writes; "compiled" is torch.compile for
+each batch size separately; eager and compiled run inside `static_bias`, as evaluation does. Before
+anything is timed, the outputs of all ways are compared with eager's. Then every way runs once per
+round, each round starting with another one, all with the same number of threads (`--threads`). The
+table shows medians over the rounds: CPU and wall time of a batch, images per second of wall time,
+and the ratio of CPU times to eager in the same round with its range. "eager again" is the same
+model a second time: its deviation from 1 is noise. On a busy machine wall times include waiting;
+the ratios do not.
 """
 
 import argparse
@@ -70,13 +70,13 @@ def a_checkpoint(name: str, folder: Path) -> Path:
 
 
 def exported(loaded: Loaded, kind: str, folder: Path) -> Path:
-    """The file that `vision export` writes; its own answers were compared there."""
+    """The file that `vision export` writes and verifies."""
     values = compose("export", ["checkpoint=-", f"format={kind}", f"output={folder / kind}"])[0]
     return export(loaded, parse(ExportConfig, values)).file
 
 
 def ways(loaded: Loaded, folder: Path, wanted: list[str], threads: int) -> dict[str, Run]:
-    """The model in every way that it can be run; of eager twice the same."""
+    """The model in every way that is wanted, and eager."""
     model = loaded.model.requires_grad_(False)
     runs: dict[str, Run] = {"eager": model}
     for way in wanted:
@@ -94,7 +94,7 @@ def ways(loaded: Loaded, folder: Path, wanted: list[str], threads: int) -> dict[
 
 
 def onnx_run(file: Path, threads: int) -> Run:
-    """An ONNX file, run by onnxruntime on the CPU with so many threads."""
+    """An ONNX file, run by onnxruntime on the CPU with this number of threads."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -104,7 +104,7 @@ def onnx_run(file: Path, threads: int) -> Run:
 
 
 def measure(runs: dict[str, Run], images: Tensor, rounds: int) -> Figures:
-    """Medians over the rounds, and the largest difference to eager, of every way."""
+    """Medians over the rounds and the largest difference from eager of every way."""
     expected = runs["eager"](images)
     differences: dict[str, float] = {}
     for name, run in runs.items():  # the first call of each also compiles
@@ -136,7 +136,7 @@ def measure(runs: dict[str, Run], images: Tensor, rounds: int) -> Figures:
 
 
 def table(results: dict[str, Figures], threads: int, rounds: int) -> Table:
-    """For a terminal."""
+    """The figures as a table for a terminal."""
     times = f"{threads} thread{'' if threads == 1 else 's'}, medians of {rounds} rounds"
     result = Table(title=f"Inference on the CPU, {times}")
     for title in ("model", "batch", "way"):
@@ -162,7 +162,7 @@ def table(results: dict[str, Figures], threads: int, rounds: int) -> Table:
 
 
 def machine() -> dict[str, str]:
-    """What the figures belong to."""
+    """The machine and the versions that the figures belong to."""
     import onnxruntime
 
     return {

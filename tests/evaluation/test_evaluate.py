@@ -1,6 +1,7 @@
 """Evaluation of whole models: the same numbers however the images are divided."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,7 @@ class Images:
         return np.random.default_rng(index).integers(0, 256, (32, 32, 3), dtype=np.uint8)
 
 
+@cache
 def settings(group: str, name: str) -> Any:
     with initialize_config_dir(str(CONFIGS), version_base=None):
         composed = OmegaConf.to_container(compose(f"{group}/{name}"))
@@ -53,6 +55,7 @@ def settings(group: str, name: str) -> Any:
     return composed[group]
 
 
+@cache
 def preprocess() -> Preprocess:
     """Images as they are: nothing is resized or cut."""
     values = settings("preprocess", "auto") | {"crop_ratio": 1.0}
@@ -93,11 +96,16 @@ def test_evaluation_equals_a_plain_pass_over_all_images(family: str) -> None:
     assert 0 < found["top1"] < found["top5"] < 1
 
 
-@pytest.mark.parametrize("family", ["vit_tiny", "swinv2_tiny"])
-def test_evaluation_is_the_same_for_any_batch_size_and_ranks(family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "divisions"),
+    [("vit_tiny", [(1, 1), (7, 2), (64, 3)]), ("swinv2_tiny", [(7, 1), (64, 1), (1, 4)])],
+)
+def test_evaluation_is_the_same_for_any_batch_size_and_ranks(
+    family: str, divisions: list[tuple[int, int]]
+) -> None:
     model = small_model(family, (32, 32))
     reference = run(model, evaluation_batches(loader(), SAMPLES))
-    for batch_size, ranks in [(1, 1), (7, 1), (64, 1), (7, 2), (64, 3), (1, 4)]:
+    for batch_size, ranks in divisions:
         found = run_ranks(model, batch_size, ranks)
         assert found == pytest.approx(reference, rel=1e-6), (batch_size, ranks)
         for name in ("top1", "top5", "samples"):
@@ -207,6 +215,7 @@ def test_channels_last_gives_the_same_numbers() -> None:
     assert all(seen) and found == pytest.approx(plain, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_compiled_model_gives_the_same_numbers() -> None:
     model = small_model("vit_tiny", (32, 32), depth=1).train()
     plain = run(model, evaluation_batches(loader(), 32))

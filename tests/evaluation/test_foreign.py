@@ -17,8 +17,8 @@ from torch import nn
 from vision.cli.app import main
 from vision.data.sources.shapes import CLASSES, Shapes
 
-PICTURES = 24
-DATA = ["data=shapes", "data.image_size=32", f"data.val_samples={PICTURES}", "save=false"]
+IMAGES = 24
+DATA = ["data=shapes", "data.image_size=32", f"data.val_samples={IMAGES}", "save=false"]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
@@ -56,14 +56,14 @@ def assert_as_timm(
     order: Sequence[int] = range(8),
 ) -> None:
     """Every number of timm's own model on the images; `order` are the classes of its logits."""
-    source = Shapes((32, 32), 0, "val", PICTURES)
-    pixels = np.stack([np.asarray(source.read(i)) for i in range(PICTURES)]) / 255
+    source = Shapes((32, 32), 0, "val", IMAGES)
+    pixels = np.stack([np.asarray(source.read(i)) for i in range(IMAGES)]) / 255
     images = torch.tensor((pixels - np.array(values[0])) / np.array(values[1]))
     with torch.no_grad():
         logits = peer(images.permute(0, 3, 1, 2).float())
     labels = torch.tensor([list(order).index(label) for label in source.labels])
     five = (logits.topk(5).indices == labels[:, None]).any(1)
-    assert metrics["samples"] == PICTURES
+    assert metrics["samples"] == IMAGES
     assert metrics["loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
     assert metrics["top1"] == pytest.approx((logits.argmax(1) == labels).double().mean().item())
     assert metrics["top5"] == pytest.approx(five.double().mean().item())

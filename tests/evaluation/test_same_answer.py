@@ -18,10 +18,10 @@ from vision.config import parse
 from vision.evaluation.configs import EvalConfig
 from vision.evaluation.evaluate_checkpoints import Processes, evaluate_checkpoints
 
-PICTURES = 43
+IMAGES = 43
 """A prime number: no batch size and no number of processes divides it."""
 SETTINGS = [
-    *("data=shapes", "data.image_size=32", f"data.val_samples={PICTURES}", "data.train_samples=29"),
+    *("data=shapes", "data.image_size=32", f"data.val_samples={IMAGES}", "data.train_samples=29"),
     *("image_size=32", "resamples=50", "neighbours=3", "probabilities=all", "gallery=2"),
 ]
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -124,18 +124,29 @@ def assert_close(found: Any, expected: Any) -> None:
         assert found == expected
 
 
+def check_divisions(weights: Path, folder: Path, divisions: list[tuple[int, int, int]]) -> None:
+    """The same answer for each batch size, number of workers and number of processes."""
+    whole = evaluate(weights, folder / "whole", f"batch_size={IMAGES}")
+    assert whole[0]["images"] == IMAGES == len(whole[1])
+    assert len({row["predicted"] for row in whole[1]}) >= 3  # or counts would say little
+    for index, (batch_size, workers, ranks) in enumerate(divisions):
+        given = [f"batch_size={batch_size}", f"loader.workers={workers}"]
+        found = evaluate(weights, folder / str(index), *given, ranks=ranks)
+        assert_same(found, whole)
+
+
 def test_answer_is_the_same_for_any_batch_size_workers_and_processes(
     weights: Path, tmp_path: Path
 ) -> None:
-    whole = evaluate(weights, tmp_path / "whole", f"batch_size={PICTURES}")
-    assert whole[0]["images"] == PICTURES == len(whole[1])
-    assert len({row["predicted"] for row in whole[1]}) >= 3  # or counts would say little
-    for index, (batch_size, workers, ranks) in enumerate(
-        [(1, 0, 1), (7, 0, 1), (5, 2, 1), (64, 1, 1), (6, 0, 2), (64, 0, 2), (4, 0, 3), (1, 0, 5)]
-    ):
-        given = [f"batch_size={batch_size}", f"loader.workers={workers}"]
-        found = evaluate(weights, tmp_path / str(index), *given, ranks=ranks)
-        assert_same(found, whole)
+    check_divisions(weights, tmp_path, [(5, 2, 1), (1, 0, 3)])
+
+
+@pytest.mark.slow
+def test_answer_is_the_same_for_more_batch_sizes_and_processes(
+    weights: Path, tmp_path: Path
+) -> None:
+    divisions = [(1, 0, 1), (7, 0, 1), (64, 1, 1), (6, 0, 2), (64, 0, 2), (4, 0, 3), (1, 0, 5)]
+    check_divisions(weights, tmp_path, divisions)
 
 
 @pytest.mark.slow

@@ -21,9 +21,20 @@ FAMILIES = {
 }
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return a_run(tmp_path_factory.mktemp("run"), *FAMILIES[request.param])
+QUICK = [("vit", "onnx"), ("swin_v2", "torch_export"), ("swin", "safetensors")]
+"""Every family and every format once; the other pairs take longer than they tell."""
+EXPORTS = [
+    pytest.param(family, kind, marks=() if (family, kind) in QUICK else pytest.mark.slow)
+    for family in FAMILIES
+    for kind in ("onnx", "torch_export", "safetensors")
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run of every family."""
+    folder = tmp_path_factory.mktemp("runs")
+    return {family: a_run(folder / family, *words) for family, words in FAMILIES.items()}
 
 
 def umask() -> int:
@@ -40,14 +51,14 @@ def photo(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["onnx", "torch_export", "safetensors"])
+@pytest.mark.parametrize(("family", "kind"), EXPORTS)
 def test_export_runs_by_its_own_readme_and_gives_the_same_class(
-    run: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    runs: dict[str, Path], family: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     if kind == "onnx":
         pytest.importorskip("onnxruntime")
-    folder = tmp_path / kind
+    folder, run = tmp_path / kind, runs[family]
     assert main(["export", f"checkpoint={run}", f"format={kind}", f"output={folder}"]) == 0
     assert "largest difference" in capsys.readouterr().out
     image = photo(folder)
@@ -67,12 +78,13 @@ def test_export_runs_by_its_own_readme_and_gives_the_same_class(
     assert shares.max() / shares.sum() == pytest.approx(loaded.predict(image).probability, abs=0.02)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 def test_export_as_safetensors_holds_weights_preprocessing_and_classes(
-    run: Path, tmp_path: Path
+    runs: dict[str, Path], family: str, tmp_path: Path
 ) -> None:
     from safetensors.numpy import load_file
 
-    folder = tmp_path / "out"
+    folder, run = tmp_path / "out", runs[family]
     assert main(["export", f"checkpoint={run}", "format=safetensors", f"output={folder}"]) == 0
     loaded = vision.load(run)
     stored = load_file(folder / "model.safetensors")

@@ -121,7 +121,7 @@ def test_folder_without_a_checkpoint_is_named(
     assert f"{place} has no checkpoint" in text
 
 
-@pytest.mark.parametrize("command", ["predict", "export", "eval"])
+@pytest.mark.parametrize("command", ["predict", "export"])
 def test_output_that_cannot_be_written_is_named(
     run: Path, photo: Path, tmp_path: Path, capsys: Capture, command: str
 ) -> None:

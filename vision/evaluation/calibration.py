@@ -90,11 +90,7 @@ def confidence_bins(confidence: Tensor, right: Tensor, bins: int) -> tuple[Bin, 
 
 def calibration_error(bins: tuple[Bin, ...]) -> float:
     """The expected calibration error of images in bins."""
-    gaps = [
-        b.count * abs(b.accuracy - b.confidence)
-        for b in bins
-        if b.accuracy is not None and b.confidence is not None
-    ]
+    gaps = (b.count * abs((b.accuracy or 0.0) - (b.confidence or 0.0)) for b in bins)
     return sum(gaps) / sum(b.count for b in bins)
 
 

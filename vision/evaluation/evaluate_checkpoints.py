@@ -18,12 +18,11 @@ from vision.evaluation.classes import match_classes
 from vision.evaluation.configs import Augmentation, EvalConfig
 from vision.evaluation.evaluated_model import Answers, EvaluatedModel, open_evaluated_model
 from vision.evaluation.model_metrics import compare, compute_metrics
-from vision.evaluation.neighbours import nearest_classes, vote_logits
+from vision.evaluation.neighbours import NeighboursAccuracy, nearest_classes, vote_logits
 from vision.evaluation.predictions import Predictions, Reduce, predict
 from vision.evaluation.report.eval_report import (
     Cost,
     ModelReport,
-    NeighboursAccuracy,
     Report,
     short_name,
     short_names,
@@ -85,7 +84,8 @@ def _answers(model: EvaluatedModel, config: EvalConfig, processes: Processes) ->
     votes = nearest_classes(*memory, predictions.features, len(model.classes), config.neighbours)
     if not model.opened.classes:
         predictions = replace(predictions, logits=vote_logits(votes))
-    return Answers(model, predictions, labels, float((votes.argmax(1) == labels).double().mean()))
+    accuracy = float((votes.argmax(1) == labels).double().mean())
+    return Answers(model, predictions, labels, NeighboursAccuracy(config.neighbours, accuracy))
 
 
 def _memory(
@@ -184,8 +184,7 @@ def _report(config: EvalConfig, answers: list[Answers]) -> Report:
 
 
 def _model_report(config: EvalConfig, name: str, answers: Answers) -> ModelReport:
-    model, opened, k = answers.model, answers.model.opened, config.neighbours
-    neighbours = answers.neighbours_accuracy
+    model, opened = answers.model, answers.model.opened
     parameters = sum(parameter.numel() for parameter in opened.model.parameters())
     macs = cost(opened.config, opened.image_size, opened.channels, opened.classes).macs
     return ModelReport(
@@ -204,7 +203,7 @@ def _model_report(config: EvalConfig, name: str, answers: Answers) -> ModelRepor
             resamples=config.resamples,
             seed=config.seed,
         ),
-        neighbours=None if neighbours is None else NeighboursAccuracy(k, neighbours),
+        neighbours=answers.neighbours,
         cost=Cost(parameters, macs),
         speed=answers.predictions.speed,
     )

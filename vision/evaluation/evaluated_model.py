@@ -15,6 +15,7 @@ from vision.data.sources.source import Source
 from vision.data.sources.table import with_saved_split
 from vision.evaluation.classes import class_names, match_classes
 from vision.evaluation.configs import HUBS, EvalConfig
+from vision.evaluation.neighbours import NeighboursAccuracy
 from vision.evaluation.predictions import Predictions
 
 
@@ -49,7 +50,7 @@ class Answers:
     predictions: Predictions
     labels: Tensor
     """Labels of the predictions as indices of the model's classes: int64 (n,)."""
-    neighbours_accuracy: float | None
+    neighbours: NeighboursAccuracy | None
 
 
 def open_evaluated_model(place: str, config: EvalConfig, device: torch.device) -> EvaluatedModel:

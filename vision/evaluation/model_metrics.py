@@ -118,6 +118,5 @@ def confident_mistakes(logits: Tensor, labels: Tensor, most: int) -> list[Mistak
     confidence, predicted = probabilities.max(1)
     own = probabilities.gather(1, labels[wrong][:, None])[:, 0]
     order = confidence.argsort(descending=True, stable=True)[:most]
-    columns = [values[order].tolist() for values in (wrong, labels[wrong], predicted)]
-    shares = [values[order].tolist() for values in (confidence, own)]
-    return [Mistake(*row) for row in zip(*columns, *shares, strict=True)]
+    columns = [v[order].tolist() for v in (wrong, labels[wrong], predicted, confidence, own)]
+    return [Mistake(*row) for row in zip(*columns, strict=True)]

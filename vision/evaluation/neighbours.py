@@ -4,6 +4,8 @@ As in Wu et al. (CVPR 2018) and DINO (Caron et al., ICCV 2021): the k training i
 largest cosine similarity vote with the weight exp(similarity / 0.07).
 """
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,6 +13,14 @@ from torch import Tensor
 TEMPERATURE = 0.07
 CHUNK = 1024
 """Number of images that are compared with the memory at once."""
+
+
+@dataclass(frozen=True)
+class NeighboursAccuracy:
+    """Accuracy of k-NN on the features."""
+
+    k: int
+    top1: float
 
 
 def vote_logits(votes: Tensor) -> Tensor:

@@ -32,16 +32,9 @@ def preprocess_for_views(preprocess: Preprocess, augmentation: Augmentation) -> 
 
 def views(images: Tensor, size: tuple[int, int], augmentation: Augmentation) -> list[Tensor]:
     """The views (b c h w) of images from `preprocess_for_views`; the usual one comes first."""
-    match augmentation:
-        case "none":
-            return [images]
-        case "flip":
-            return [images, images.flip(-1)]
-        case "five_crop":
-            return _crops(images, size)
-        case "ten_crop":
-            crops = _crops(images, size)
-            return [*crops, *(crop.flip(-1) for crop in crops)]
+    found = _crops(images, size) if augmentation in ("five_crop", "ten_crop") else [images]
+    mirrored = [view.flip(-1) for view in found] if augmentation in ("flip", "ten_crop") else []
+    return [*found, *mirrored]
 
 
 def _crops(images: Tensor, size: tuple[int, int]) -> list[Tensor]:

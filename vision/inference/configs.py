@@ -1,4 +1,4 @@
-"""What prediction and export can be told. Free of torch, so that a typo is answered at once."""
+"""Settings of `vision predict` and `vision export`, without torch."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,32 +15,32 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 
 
 class PredictConfig(SizedConfig):
-    """Images to name, by the model of a checkpoint."""
+    """Settings of `vision predict`."""
 
     checkpoint: str
-    """A run's folder, a checkpoint file of any known format, or timm:… or hf:… names."""
+    """A run's folder, a checkpoint file of any known format, timm:NAME or hf:OWNER/NAME."""
     images: Places
     """Files, folders, patterns with *, or - for a list on standard input; also as plain words."""
     top: PositiveInt
-    """So many classes of each image are named."""
+    """Number of classes listed per image."""
     batch_size: PositiveInt
     format: Literal["auto", "table", "jsonl", "csv"]
-    """auto: a table on a terminal, JSON lines in a pipe or a file."""
+    """auto: a table on a terminal, CSV in a .csv file, else JSON lines."""
     output: Path | None
     """File to write instead of printing."""
     attention: bool
-    """Save an image of where the model looks beside each image."""
+    """Save a figure of the attention beside each image."""
     device: Device
 
 
 class ExportConfig(SizedConfig):
-    """A checkpoint as something that runs without this project."""
+    """Settings of `vision export`."""
 
     checkpoint: str
     format: Literal["onnx", "torch_export", "safetensors"]
     output: Path | None
-    """Folder to write; null: export/<format> in the run's folder, beside the file, or here."""
+    """New folder; null: export/<format> in the run's folder, beside the file or here."""
     opset: Annotated[int, Field(ge=18)]
-    """Of ONNX; older ones torch does not write."""
+    """Version of the ONNX operators; torch writes 18 or later."""
     tolerance: Annotated[float, Field(gt=0)]
-    """Largest difference of a probability between the export and this model; past it, no export."""
+    """Largest accepted difference between probabilities of the export and of the model."""

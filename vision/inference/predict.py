@@ -120,9 +120,9 @@ def run(loaded: Loaded, config: PredictConfig) -> int:
             kind = "table"
     bad: list[PredictedFile] = []
 
-    def results(progress: "Progress") -> Iterator[PredictedFile]:
+    def results(progress: "Progress | None") -> Iterator[PredictedFile]:
         found: Iterable[PredictedFile] = predict_files(loaded, files, config.batch_size, config.top)
-        if len(files) > 1:
+        if progress is not None:
             found = progress.track(found, total=len(files), description="images")
         for file in found:
             if file.prediction is None:
@@ -131,7 +131,8 @@ def run(loaded: Loaded, config: PredictConfig) -> int:
                 _save_attention(loaded, file.path)
             yield file
 
-    with _opened(config.output) as target, progress_bar() as progress:
+    bar = progress_bar() if len(files) > 1 else nullcontext()
+    with _opened(config.output) as target, bar as progress:
         match kind:
             case "table":
                 print_wide(table([file for file in results(progress) if file.prediction]), target)
@@ -212,12 +213,12 @@ def table(files: Sequence[PredictedFile]) -> "Table":
             name = str(file.path) if rank == 0 else ""
             style = "bold" if rank == 0 else "dim"
             share = f"{100 * probability:.1f} %"
-            result.add_row(plain(name), plain(label), share, bar(probability), style=style)
+            result.add_row(plain(name), plain(label), share, share_bar(probability), style=style)
         result.add_section()
     return result
 
 
-def bar(share: float, width: int = 20) -> str:
+def share_bar(share: float, width: int = 20) -> str:
     """A bar with a resolution of an eighth of a character."""
     eighths = round(share * width * 8)
     full, rest = divmod(eighths, 8)

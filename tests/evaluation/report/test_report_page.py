@@ -15,11 +15,11 @@ import torch
 from PIL import Image
 
 from vision.evaluation.model_metrics import compare, compute_metrics, confident_mistakes
+from vision.evaluation.neighbours import NeighboursAccuracy
 from vision.evaluation.predictions import Speed
 from vision.evaluation.report.eval_report import (
     Cost,
     ModelReport,
-    NeighboursAccuracy,
     Report,
     short_names,
 )
@@ -125,6 +125,13 @@ def test_page_holds_the_whole_report_whatever_classes_are_called() -> None:
     assert held["galleries"] == galleries
 
 
+def test_class_that_is_named_like_a_mark_of_the_template_stays_data() -> None:
+    report, galleries = made_up(3, 1, hostile="/*SCRIPT*/")
+    text = page(report.as_dict(), galleries)
+    data = json.loads(text.split('id="data">')[1].split("</script>")[0])
+    assert data["report"]["class_names"][0] == "/*SCRIPT*/"
+
+
 def test_confident_mistakes_are_wrong_and_sorted_by_confidence() -> None:
     logits = torch.tensor([[3.0, 0.0], [0.0, 1.0], [5.0, 0.0], [0.0, 2.0]])
     labels = torch.tensor([1, 1, 1, 0])
@@ -226,7 +233,7 @@ def test_confusion_matrix_reads_what_is_under_the_pointer(browser: Any, tmp_path
         canvas.hover(position=place)
         text = tab.inner_text("#readout")
         assert f"{count.get((actual, predicted), 0)} of 4 images" in text
-        assert f"is {tab.evaluate('api.report.class_names')[actual]}" in text
+        assert f"actual {tab.evaluate('api.report.class_names')[actual]}" in text
     (actual, predicted), _ = next(entry for entry in count.items() if entry[0][0] != entry[0][1])
     place = {"x": box["left"] + (predicted + 0.5) * cell, "y": box["top"] + (actual + 0.5) * cell}
     canvas.click(position=place)

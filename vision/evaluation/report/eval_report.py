@@ -11,6 +11,7 @@ from torch import Tensor
 from vision.evaluation.bootstrap import Difference
 from vision.evaluation.configs import HUBS
 from vision.evaluation.model_metrics import ModelMetrics
+from vision.evaluation.neighbours import NeighboursAccuracy
 from vision.evaluation.predictions import Speed
 
 FORMAT = 1
@@ -47,14 +48,6 @@ class Cost:
     parameters: int
     macs: int
     """Multiply-adds for one image."""
-
-
-@dataclass(frozen=True)
-class NeighboursAccuracy:
-    """Accuracy of k-NN on the features."""
-
-    k: int
-    top1: float
 
 
 @dataclass(frozen=True)

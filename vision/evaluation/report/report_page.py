@@ -31,15 +31,12 @@ def page(report: Mapping[str, Any], galleries: Sequence[Sequence[Mapping[str, An
     payload = json.dumps({"report": shown, "galleries": galleries}, separators=(",", ":"))
     # Within a script element a browser interprets only "</script" and "<!--".
     payload = payload.replace("<", "\\u003c")
-    template = (static / "report.html").read_text(encoding="utf-8")
-    parts = {
-        "/*STYLE*/": (static / "report.css").read_text(encoding="utf-8"),
-        "/*DATA*/": payload,
-        "/*SCRIPT*/": scripts,
-    }
-    for mark, text in parts.items():
-        template = template.replace(mark, text, 1)
-    return template
+    style = (static / "report.css").read_text(encoding="utf-8")
+    text = (static / "report.html").read_text(encoding="utf-8")
+    # The data comes last, because names of classes may look like a mark.
+    for mark, part in (("/*STYLE*/", style), ("/*SCRIPT*/", scripts), ("/*DATA*/", payload)):
+        text = text.replace(mark, part, 1)
+    return text
 
 
 def gallery(answers: Answers, most: int, max_pixels: int) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 "use strict";
-// The confusion matrix on a canvas: any number of classes, several to a square where they are many.
+// The confusion matrix on a canvas. Where there are many classes, several share a square.
 
-const SMALLEST = 4; // pixels of a square; more classes share one before it gets smaller
-const LABEL = 13; // pixels from one label to the next
+const SMALLEST = 4; // least side of a square in pixels; smaller ones are merged
+const LABEL = 13; // distance between labels in pixels
 
 function confusionView(canvas, onHover, onClick, onDraw) {
   const context = canvas.getContext("2d");
@@ -18,8 +18,8 @@ function confusionView(canvas, onHover, onClick, onDraw) {
     draw();
   }
 
-  // The squares in view: how many classes to each, and what they hold. Those that are partly in view
-  // are gathered as a whole, so that nothing changes its colour while it is moved.
+  // The squares in view, with their numbers of classes and images. Squares that are partly in view
+  // are counted as a whole, so that colours do not change while the matrix is moved.
   function gather(side) {
     const block = Math.max(1, Math.ceil((SMALLEST * view.span) / side));
     const found = new Map();
@@ -127,8 +127,8 @@ function confusionView(canvas, onHover, onClick, onDraw) {
     }
   }
 
-  // The whole name, or its first synonym, or what room there is of its beginning and its end, which
-  // tells "blue striped disc" from "blue striped cross".
+  // The whole name, its first synonym, or as much of its beginning and end as fits: the end
+  // distinguishes "blue striped disc" from "blue striped cross".
   function shortened(text, room) {
     const fits = (part) => context.measureText(part).width <= room;
     if (fits(text)) return text;
@@ -142,7 +142,7 @@ function confusionView(canvas, onHover, onClick, onDraw) {
     return letters[0] + "…";
   }
 
-  // What is under a point of the canvas.
+  // The square at a point of the canvas.
   function at(x, y) {
     const cell = box.side / view.span;
     const across = (x - box.left) / cell + view.x;
@@ -227,7 +227,7 @@ function confusionView(canvas, onHover, onClick, onDraw) {
   return { show, draw, zoom, fit, goTo, at, view, state: () => ({ ...box, block: squares.block, most: squares.most }) };
 }
 
-// Classes in a chain: each followed by the one that it is most often confused with.
+// Classes in a chain: each is followed by the one that it is most often confused with.
 function similarOrder(model) {
   const number = model.classes.length;
   const near = Array.from({ length: number }, () => new Map());

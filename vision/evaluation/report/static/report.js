@@ -1,5 +1,5 @@
 "use strict";
-// Puts the page together and keeps its state: which model, which theme, which pair of classes.
+// Assembles the page and keeps its state: model, theme and pair of classes.
 
 const { report, galleries } = JSON.parse(byId("data").textContent);
 const names = report.class_names;
@@ -10,12 +10,12 @@ function readout(square) {
   const box = byId("readout");
   if (!square) {
     const block = matrix.state().block;
-    const text = block > 1 ? `Each square stands for ${block} × ${block} classes; zoom in to see them one by one.` : "Point at a square to read it.";
+    const text = block > 1 ? `Each square contains ${block} × ${block} classes; zoom in to see single ones.` : "Point at a square to read it.";
     box.replaceChildren(element("span", { class: "muted" }, text));
     return;
   }
   const list = (classes) => (classes.length > 1 ? `${names[classes[0]]} … ${names[classes[classes.length - 1]]}` : names[classes[0]]);
-  const lines = [["is", list(square.rows)], ["said", list(square.columns)]];
+  const lines = [["actual", list(square.rows)], ["predicted", list(square.columns)]];
   const share = (count) => `${whole(count)} of ${whole(square.total)} images (${percent(square.total ? count / square.total : null)})`;
   const parts = lines.map(([word, text]) => element("div", {}, element("span", { class: "muted" }, word + " "), text));
   if (square.right) parts.push(element("div", {}, element("b", {}, share(square.right)), " right"));
@@ -54,7 +54,7 @@ function drawMatrix(keepView) {
   readout(null);
 }
 
-// What the colours stand for; that of mistakes is as dark as the largest in view.
+// The colours; that of mistakes is scaled to the largest one in view.
 function legend(most) {
   const ramp = (colour) => element("div", { class: "ramp", style: `background:linear-gradient(90deg, var(--panel), var(--${colour}))` });
   const line = (word, colour, end) => [element("span", {}, word), ramp(colour), element("span", {}, `0 to ${end}`)];
@@ -88,7 +88,7 @@ function showModel(index) {
   showPair(null);
 }
 
-// The class of this name, or else the first whose name has it as a part.
+// The class of this name, else the first one whose name contains it.
 function jump(text) {
   const part = text.trim().toLowerCase();
   const exact = names.indexOf(text.trim());

@@ -37,7 +37,7 @@ function comparisonSection(report) {
   const rows = others.flatMap((model) => Object.entries(model.differences || {}).map(([key, value]) => ({ model, key, ...value })));
   byId("comparison").hidden = rows.length === 0;
   if (!rows.length) return;
-  byId("comparison-about").textContent = `Model minus ${baseline.name}, on the same images. Lines: 95 % confidence by a paired bootstrap; where they cross zero the images do not decide. Accuracies in percentage points.`;
+  byId("comparison-about").textContent = `Model minus ${baseline.name} on the same images. Lines: 95 % confidence intervals of a paired bootstrap; where they cross zero, the images do not decide. Accuracies in percentage points.`;
   const reach = (shares) => Math.max(1e-9, ...rows.filter((row) => SHARES.includes(row.key) === shares).flatMap((row) => [Math.abs(row.low), Math.abs(row.high)]));
   const scales = { true: reach(true), false: reach(false) };
   const body = rows.map((row) => {
@@ -86,10 +86,10 @@ function calibrationSection(model) {
     ...curves.map(([, label, curve]) => element("tr", {}, element("td", {}, label),
       ...[whole(curve.images), decimal(curve.nll), decimal(curve.brier), decimal(curve.ece)].map((text) => element("td", { class: "number" }, text)))));
   byId("calibration-about").textContent = temperature
-    ? `The temperature ${temperature.temperature.toFixed(3)} was fitted on ${whole(temperature.fitted_on)} images and is judged on the ${whole(temperature.before.images)} others. ` +
-      (temperature.at_limit ? "It is at the end of the range that is searched. " : "") +
-      (temperature.temperature > 1 ? "Above 1, the model was too sure of itself." : "Below 1, the model was not sure enough of itself.")
-    : "There are too few images, or logits that are not finite, for fitting a temperature.";
+    ? `The temperature ${temperature.temperature.toFixed(3)} was fitted on ${whole(temperature.fitted_on)} images and is evaluated on the ${whole(temperature.before.images)} others. ` +
+      (temperature.at_limit ? "It is at the limit of the search range. " : "") +
+      (temperature.temperature > 1 ? "Above 1: the model is overconfident." : "Below 1: the model is underconfident.")
+    : "No temperature is fitted: there are too few images, or logits are not finite.";
 }
 
 function reliabilityDiagram(curve) {
@@ -131,7 +131,7 @@ function classesSection(model, onChoose) {
   function fill() {
     const wanted = byId("class-filter").value.toLowerCase();
     const rows = model.classes.map((row, number) => ({ ...row, number })).filter((row) => row.name.toLowerCase().includes(wanted));
-    // Classes without a value come last in either direction.
+    // Classes without a value come last in both directions.
     const missing = (row) => row[key] === null;
     rows.sort((a, b) => missing(a) - missing(b) ||
       (rising ? 1 : -1) * (key === "name" ? a.name.localeCompare(b.name) : (a[key] ?? 0) - (b[key] ?? 0)) || a.number - b.number);
@@ -156,18 +156,18 @@ function gallerySection(report, model, gallery, pair, onAll) {
   const about = byId("gallery-about");
   const wrong = Math.round(model.metrics.samples * (1 - model.metrics.top1));
   if (pair) {
-    about.replaceChildren(`${whole(shown.length)} of these show “${names[pair[0]]}” taken for “${names[pair[1]]}”. `,
+    about.replaceChildren(`${whole(shown.length)} of these are “${names[pair[0]]}” predicted as “${names[pair[1]]}”. `,
       element("button", { type: "button", id: "show-all", onclick: onAll }, "show all"));
   } else {
     about.textContent = gallery.length
-      ? `The ${whole(gallery.length)} mistakes, of ${whole(wrong)}, that the model was surest of, as the model saw them.`
-      : wrong ? "No images were asked for." : "There is no mistake.";
+      ? `The ${whole(gallery.length)} most confident of ${whole(wrong)} mistakes, as the model saw the images.`
+      : wrong ? "gallery=0: no images were requested." : "No mistakes.";
   }
   byId("gallery").replaceChildren(...shown.map((entry) => {
     const line = (kind, text, share) => element("div", { class: kind }, element("span", {}, text), element("span", {}, percent(share)));
-    const image = element("img", { src: entry.image, alt: `${names[entry.label]}, taken for ${names[entry.predicted]}`,
+    const image = element("img", { src: entry.image, alt: `${names[entry.label]}, predicted as ${names[entry.predicted]}`,
       class: entry.image.startsWith("data:image/png") ? "small" : null });
     return element("figure", { title: entry.name }, image, element("figcaption", {},
-      line("said", names[entry.predicted], entry.confidence), line("muted", `is ${names[entry.label]}`, entry.own)));
+      line("said", names[entry.predicted], entry.confidence), line("muted", `actual: ${names[entry.label]}`, entry.own)));
   }));
 }
