@@ -186,7 +186,10 @@ def test_every_setting_is_read_from_its_own_class() -> None:
 
 PLANTED = """
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 from vision.config import Config
+
+T = TypeVar("T")
 
 class Inner(Config):
     name: str
@@ -199,10 +202,11 @@ class Outer(Config):
     size: int
 
 @dataclass
-class Holder:
+class Holder(Generic[T]):
     outer: Outer
+    value: T
 
-def use(holder: Holder, size: int) -> str:
+def use(holder: Holder[Any], size: int) -> str:
     inner = holder.outer.inner
     if not isinstance(inner, Inner):
         return str(size)
