@@ -30,7 +30,7 @@ SAME_BASENAME = {"build.py"}
 SAME_CLASS_NAME = {"Stream", "_Part", "_Shared", "Request", "Facts", "Answer", "Job", "Group"}
 LONG_FILES: set[str] = set()
 FULL_FOLDERS = {"checkpoints/layouts", "data/sources", "evaluation"}
-WORDS_LEFT = {"is no": 94, "told": 54, "so many": 30, "go on": 31, "What … can be": 7}
+WORDS_LEFT = {"is no": 80, "told": 51, "so many": 30, "go on": 29, "What … can be": 7}
 """Number of places with words to avoid."""
 FOLDERS_WITHOUT_TWIN = {"benchmarks", "helpers"}
 """Of tests/: these test no folder of vision/."""
@@ -186,7 +186,10 @@ def test_every_setting_is_read_from_its_own_class() -> None:
 
 PLANTED = """
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 from vision.config import Config
+
+T = TypeVar("T")
 
 class Inner(Config):
     name: str
@@ -199,10 +202,11 @@ class Outer(Config):
     size: int
 
 @dataclass
-class Holder:
+class Holder(Generic[T]):
     outer: Outer
+    value: T
 
-def use(holder: Holder, size: int) -> str:
+def use(holder: Holder[Any], size: int) -> str:
     inner = holder.outer.inner
     if not isinstance(inner, Inner):
         return str(size)

@@ -1,6 +1,6 @@
-"""Vision Transformer and Swin image classifiers: train, fine-tune, evaluate, look at attention.
+"""Vision Transformer and Swin image classifiers: train, fine-tune, evaluate, inspect attention.
 
-The names below are loaded when they are first used, so that `import vision` costs nothing.
+The names below are imported on first use, so that `import vision` is fast.
 """
 
 from importlib import import_module

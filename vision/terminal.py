@@ -1,4 +1,4 @@
-"""Printing for people."""
+"""Text, tables and progress bars on a terminal."""
 
 import re
 from typing import TYPE_CHECKING, TextIO
@@ -9,14 +9,14 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-"""Characters that move the cursor, clear the screen or cannot be printed; but not a new line."""
+"""Characters that move the cursor, clear the screen or cannot be printed; a newline is allowed."""
 
 
 def plain(text: str, style: str = "") -> "Text":
-    """Text that rich shows exactly as it is.
+    """Return text that rich prints verbatim.
 
-    For everything that a user or a file has named: in a plain string rich takes [red] for a colour,
-    fails at [/b] without a [b], and draws :cat: as one. Control characters are shown by their
+    For every name from a user or a file: in a plain string rich interprets [red] as a colour, fails
+    at [/b] without a [b] and replaces :cat: by an emoji. Control characters are printed as their
     codes, so that a file cannot control the terminal.
     """
     from rich.text import Text
@@ -25,7 +25,7 @@ def plain(text: str, style: str = "") -> "Text":
 
 
 def print_wide(result: "RenderableType", file: TextIO | None = None) -> None:
-    """As rich draws it, as wide as it needs: a table in a narrow window must not lose digits."""
+    """Print with rich at full width: a table must not lose digits in a narrow terminal."""
     from rich.console import Console
     from rich.measure import Measurement
 
@@ -35,8 +35,8 @@ def print_wide(result: "RenderableType", file: TextIO | None = None) -> None:
 
 
 def progress_bar() -> "Progress":
-    """A bar of progress on standard error that disappears when it is done, where a person is
-    looking; titles are shown as they are.
+    """A progress bar on standard error that disappears at the end; none if standard error is not a
+    terminal. Titles are printed verbatim.
     """
     from rich.console import Console
     from rich.progress import (
@@ -60,7 +60,7 @@ def progress_bar() -> "Progress":
 
 
 def elapsed(seconds: float) -> str:
-    """A time as a person would say it."""
+    """Return a duration for reading, such as `2 min 5 s`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"

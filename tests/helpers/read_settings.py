@@ -114,12 +114,12 @@ class Reads:
 
 
 def _classes(annotation: Any) -> Iterator[type]:
-    """All classes in an annotation, but for those of the standard library."""
-    if isinstance(annotation, type) and not typing.get_args(annotation):
-        if annotation.__module__ != "builtins":
-            yield annotation
-        return
-    for argument in typing.get_args(annotation):
+    """All classes in an annotation, those of its arguments included."""
+    arguments = typing.get_args(annotation)
+    own = typing.get_origin(annotation) if arguments else annotation
+    if isinstance(own, type) and own.__module__ not in ("builtins", "collections.abc", "types"):
+        yield own
+    for argument in arguments:
         yield from _classes(argument)
 
 

@@ -52,7 +52,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         ["pretrained_window", "one entry per stage (4)", "[12, 6]"],
     ),
     "misspelt setting": ("vit_base", {"dpeth": 6}, ["dpeth", "Did you mean 'depth'?"]),
-    "setting of another model": ("vit_base", {"window": 7}, ["window", "no such setting"]),
+    "setting of another model": ("vit_base", {"window": 7}, ["window", "unknown setting"]),
     "number in words": ("vit_base", {"depth": "twelve"}, ["depth", '"twelve"', "integer"]),
     "number as text": ("vit_base", {"depth": "12"}, ["depth", '"12"', "integer"]),
     "negative number": ("vit_base", {"depth": -1}, ["depth", "-1", "greater than or equal to 1"]),
