@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.environ.get("LOCAL_RANK", "0") != "0":
             # The first process usually prints the same error, and torchrun then ends this one. It
             # gets to print only if the error is its own.
-            time.sleep(5)
+            time.sleep(15)
         print(f"error: {str(error).replace(chr(10), chr(10) + '       ')}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
