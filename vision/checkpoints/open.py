@@ -1,4 +1,4 @@
-"""The one door from a place to a model.
+"""Open a model: the only way from a checkpoint to a model.
 
     place → file → named tensors → our names → config → model with weights → report
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A model, and everything that is known of it."""
+    """A model, and everything that is known about it."""
 
     model: Classifier
     """In evaluation mode."""
@@ -93,7 +93,7 @@ class OpenedModel:
         return [*layout, *assumed, *report.warnings, *resized[:3], *more]
 
     def table(self) -> "Table":
-        """What the place holds, for a terminal."""
+        """The model and its settings, for a terminal."""
         from rich.table import Table
 
         result = Table.grid(padding=(0, 2))
@@ -119,7 +119,7 @@ class OpenedModel:
         return result
 
     def as_dict(self) -> dict[str, Any]:
-        """What the place holds as plain mappings and lists, for JSON."""
+        """The model and its settings as plain mappings and lists, for JSON."""
         origin, values = self.known[0] if self.known else ("", {})
         return {
             "config": self.config.model_dump(mode="json"),
@@ -216,7 +216,7 @@ def open_model(
 
 
 def print_notes(lines: Iterable[str]) -> None:
-    """Say what a reader of the results must know, before them and apart from them."""
+    """Print notes on standard error, before any results."""
     for line in lines:
         print(f"note: {line}", file=sys.stderr)
 

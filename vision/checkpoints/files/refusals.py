@@ -1,4 +1,4 @@
-"""Files that are no checkpoint of a known kind: what they are, and what to do."""
+"""Files that are not checkpoints of a known kind: what they are, and what to do."""
 
 from pathlib import Path
 
@@ -59,7 +59,7 @@ def refusal(path: Path, start: bytes) -> str:
     if all(32 <= byte < 127 or byte in b"\t\r\n" for byte in start[:256]):
         return f"is a text that starts with {start[:40].decode('ascii')!r}, not a checkpoint."
     return (
-        f"is of no kind that is known: it starts with the bytes {start[:8].hex(' ')}. Readable are "
+        f"is of an unknown kind: it starts with the bytes {start[:8].hex(' ')}. Readable are "
         f"safetensors, files of torch.save (.pth, .pt, .bin, .ckpt) and numpy's .npz."
     )
 

@@ -96,7 +96,7 @@ class Converted:
     unknown: dict[str, Tensor] = field(default_factory=dict)
     """Tensors that no rule knows, by the file's names."""
     facts: dict[str, object] = field(default_factory=dict)
-    """Settings of a model that only the other layout tells, such as the heads of a kernel."""
+    """Settings of a model that only the other layout shows, such as the heads of a kernel."""
     usual: dict[str, Usual] = field(default_factory=dict)
     """Settings to assume, and to list as such, where nothing else says them."""
     asked: dict[str, Asked] = field(default_factory=dict)
@@ -275,7 +275,7 @@ def _fill(name: str, values: Mapping[str, int | str]) -> str:
 
 
 def need(tensors: Mapping[str, Tensor], name: str, axes: int) -> Tensor:
-    """A tensor with so many axes, or an error."""
+    """A tensor with this number of axes, or an error."""
     tensor = tensors.get(name)
     if tensor is None:
         raise CheckpointError(f"the weights are not complete: '{name}' is missing.")
@@ -292,7 +292,7 @@ def patch_weight(tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def count(tensors: Mapping[str, Tensor], pattern: str) -> int:
-    """How many numbers, from 0 on without a gap, a part of the names has."""
+    """The number of blocks or stages, counted from 0 without a gap in their names."""
     found = {int(match[1]) for name in tensors if (match := re.fullmatch(pattern, name))}
     if found != set(range(len(found))):
         gap = min(set(range(max(found))) - found)

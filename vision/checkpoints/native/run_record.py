@@ -1,7 +1,7 @@
 """The record of a run's checkpoint, typed: everything that opening its model needs.
 
 This is the one place that knows the names of the record's fields. A checkpoint with correct
-checksums may still hold a record without sense, from another program or a hostile author: what
+checksums may still hold an invalid record, from another program or a hostile author: what
 is here has been checked. The module loads neither torch nor a model.
 """
 

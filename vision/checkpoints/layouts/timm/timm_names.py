@@ -67,7 +67,7 @@ NAFLEX = (
     Rule("positions.table", "embeds.pos_embed", FLAT_GRID),
     Rule("patch_embed.proj.*", "embeds.proj.*"),
 )
-"""Square grids and patches only: the names of NaFlexVit's tensors do not tell other ones."""
+"""Square grids and patches only: the tensors of a NaFlexVit do not show any other."""
 ATTENTION_POOL = (
     "Tensors do not show whether the attention pooling of timm's VisionTransformer sees the class "
     "token. If it does, and no registers (pool_include_prefix=True), give model.pool=attention; "
