@@ -1,6 +1,6 @@
 """The report of loading weights: what became of every tensor and of every parameter."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -71,14 +71,21 @@ class LoadReport:
 
     def table(self) -> "Table":
         """The report for a terminal."""
-        from rich.table import Table
+        return two_columns(self.rows())
 
-        result = Table.grid(padding=(0, 2))
-        previous = ""
-        for word, sentence in self.rows():
-            result.add_row("" if word == previous else word, plain(sentence))
-            previous = word
-        return result
+
+def two_columns(rows: Iterable[tuple[str, str]]) -> "Table":
+    """Words and sentences for a terminal; a word that is repeated is shown once."""
+    from rich.table import Table
+
+    result = Table.grid(padding=(0, 2))
+    result.add_column()
+    result.add_column(overflow="fold")
+    previous = ""
+    for word, sentence in rows:
+        result.add_row("" if word == previous else word, plain(sentence))
+        previous = word
+    return result
 
 
 def _grouped(tensors: Mapping[str, str]) -> list[str]:

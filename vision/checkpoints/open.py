@@ -22,7 +22,7 @@ from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.fit.assign import Positions, Windows, project_of, put
 from vision.checkpoints.fit.tensors import Fitting, NewHead
 from vision.checkpoints.layouts.rules import Converted
-from vision.checkpoints.load_report import LoadReport
+from vision.checkpoints.load_report import LoadReport, two_columns
 from vision.checkpoints.metadata import Metadata
 from vision.checkpoints.native.run_record import RunRecord
 from vision.checkpoints.weights import Place, StoredWeights, read_weights
@@ -40,7 +40,6 @@ from vision.models.configs import (
 )
 from vision.models.layers import Classifier, Grid
 from vision.models.windows import pin_windows
-from vision.terminal import plain
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -94,11 +93,6 @@ class OpenedModel:
 
     def table(self) -> "Table":
         """The model and its settings, for a terminal."""
-        from rich.table import Table
-
-        result = Table.grid(padding=(0, 2))
-        result.add_column()
-        result.add_column(overflow="fold")
         height, width = self.trained_size
         names = ", ".join(self.class_names[:3]) + " …" if self.class_names else "without names"
         settings = self.config.model_dump(mode="json", exclude={"kind"})
@@ -114,9 +108,7 @@ class OpenedModel:
             *(("assumed", line) for line in self.report.assumed),
             *(("warning", line) for line in self.report.warnings),
         ]
-        for word, sentence in rows:
-            result.add_row(word, plain(sentence))
-        return result
+        return two_columns(rows)
 
     def as_dict(self) -> dict[str, Any]:
         """The model and its settings as plain mappings and lists, for JSON."""

@@ -1,8 +1,8 @@
 """Any checkpoint file, opened without running anything that is in it.
 
 The kind of a file follows from its content, never from its name. Nothing is trusted: sizes, offsets
-and shapes are checked before memory is reserved for them, and a pickle is read by a machine that cannot
-call anything (`unpickle.py`). Every refusal is a CheckpointError that says what to do.
+and shapes are checked before memory is reserved for them, and a pickle is read by a machine that
+cannot call anything (`unpickle.py`). Every refusal is a CheckpointError that says what to do.
 """
 
 import json

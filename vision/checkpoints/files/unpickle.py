@@ -24,7 +24,7 @@ _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _KEYS = (str, int, float, bytes, type(None))
 
 
-class Stream(Protocol):
+class PickleStream(Protocol):
     """The methods of a file that are used. `read` must not reserve more memory than there is."""
 
     def read(self, size: int, /) -> bytes: ...
@@ -33,7 +33,10 @@ class Stream(Protocol):
 
 
 def unpickle(
-    stream: Stream, persistent: Callable[[Any], Any], inert: dict[str, None], limit: int = LIMIT
+    stream: PickleStream,
+    persistent: Callable[[Any], Any],
+    inert: dict[str, None],
+    limit: int = LIMIT,
 ) -> Any:
     """The content of the next pickle of a stream, as plain data and the records of `described.py`.
 

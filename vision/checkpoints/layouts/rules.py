@@ -205,6 +205,15 @@ def with_zero_biases(result: Converted) -> Converted:
     return result
 
 
+def split_bias(result: Converted, name: str, bias: Tensor, how: str) -> None:
+    """A bias of queries, keys and values under the names of a model whose keys have none."""
+    queries, _, values = bias.chunk(3)
+    place = name.removesuffix("qkv.bias")
+    parts = {f"{place}q_bias": queries, f"{place}v_bias": values}
+    result.tensors |= {part: tensor.clone() for part, tensor in parts.items()}
+    result.changed |= dict.fromkeys(parts, how)
+
+
 def _put(tensors: dict[str, Tensor], ours: str, tensor: Tensor, name: str) -> None:
     if ours in tensors:
         raise CheckpointError(f"The file has '{ours}' twice: '{name}' is the second of them.")
