@@ -46,7 +46,7 @@ def refused(path: Path, message: str) -> None:
         ("a.msgpack", b"\x82\xa6params", "msgpack file of flax"),
         ("a.pth", bytes(1000), "starts with zeros only"),
         ("a.pth", b"hello there", "a text that starts with 'hello there'"),
-        ("a.pth", bytes(range(128, 255)), "of no kind that is known"),
+        ("a.pth", bytes(range(128, 255)), "unknown kind"),
         ("a.pth", b"PK\x03\x04" + bytes(100), "zip archive without a readable end"),
         ("a.pkl", pickle.dumps({"a": 1}, 2), "not one that torch.save wrote"),
     ],
