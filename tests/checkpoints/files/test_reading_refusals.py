@@ -143,7 +143,7 @@ def described(**changes: Any) -> dict[str, Any]:
         ({"w": {"dtype": "F32"}}, "without type, shape or place"),
         ({"w": 3}, "without type, shape or place"),
         ({}, "16 bytes behind its last tensor"),
-        ({"w": described(), "__metadata__": {"a": 1}}, "metadata are no strings"),
+        ({"w": described(), "__metadata__": {"a": 1}}, "metadata are not strings"),
     ],
 )
 def test_safetensors_header_that_lies_is_refused(tmp_path: Path, header: Any, message: str) -> None:
