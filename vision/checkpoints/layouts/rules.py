@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from vision.checkpoints.errors import CheckpointError
+from vision.models.layers import Grid
+from vision.models.windows import clip_windows
 
 
 class Change(NamedTuple):
@@ -313,3 +315,30 @@ def mlp_ratio(hidden: int, width: int) -> float:
     """A ratio that gives back this number of channels when it is multiplied and rounded down."""
     ratio = hidden / width
     return ratio if int(width * ratio) == hidden else math.nextafter(ratio, math.inf)
+
+
+def square_patch(numbers: int) -> tuple[int, int]:
+    """Side and channels of a square patch that is stored as a vector: three channels, or else the
+    most usual number that fits.
+    """
+    for channels in (3, 1, 4, 2):
+        side = math.isqrt(numbers // channels)
+        if side * side * channels == numbers:
+            return side, channels
+    raise CheckpointError(
+        f"A patch has {numbers} numbers, which are not a square patch of one to four channels. "
+        f"Store the weights of the projection as those of a convolution instead, and see rename."
+    )
+
+
+def square(size: Sequence[int]) -> int | list[int]:
+    """A size as settings have it: one number for two equal ones."""
+    return int(size[0]) if size[0] == size[1] else [int(side) for side in size]
+
+
+def window_setting(windows: Sequence[Grid], grids: Sequence[Grid]) -> int | list[Any]:
+    """The simplest `window` with which a Swin of these grids has these windows."""
+    largest = max(h for h, _ in windows), max(w for _, w in windows)
+    if clip_windows(largest, grids) != list(windows):
+        return [list(window) for window in windows]
+    return square(largest)
