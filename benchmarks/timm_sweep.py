@@ -177,8 +177,8 @@ def judge(
                 given |= answers
                 continue
             # Bare tensors of a network that no model here computes: any error will do.
-            told = "model=timm model.name=" in message or isinstance(source, dict)
-            refused = settings is None and told
+            advised = "model=timm model.name=" in message or isinstance(source, dict)
+            refused = settings is None and advised
             return Verdict(
                 "refused" if refused else "wrong", message.rpartition("safetensors: ")[2]
             )
@@ -198,8 +198,8 @@ def judge(
     same_shape = expected.shape == found.shape
     deviation = float((found - expected).abs().max() / expected.std()) if same_shape else 1.0
     if deviation <= TOLERANCE:
-        told = ", ".join(f"{key}={value}" for key, value in given.items())
-        return Verdict("asked" if given else "equal", f"{deviation:.0e} {told}")
+        listed = ", ".join(f"{key}={value}" for key, value in given.items())
+        return Verdict("asked" if given else "equal", f"{deviation:.0e} {listed}")
     own = opened.config.model_dump(mode="json")
     false = [k for k, v in (settings or {}).items() if k in own and own[k] != v]
     false = [k for k in false if k not in ("layer_scale", "pool_heads", "pool_mlp_ratio")]

@@ -1,4 +1,4 @@
-"""Settings of what opens a checkpoint. Free of torch, so that a typo is answered at once."""
+"""Settings of commands that open a checkpoint. Free of torch: a typo is answered at once."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,7 +32,7 @@ Format = Literal["timm", "torchvision", "huggingface", "official", "vision"]
 
 
 class OpenConfig(Config):
-    """What every command that opens a checkpoint takes."""
+    """Settings of every command that opens a checkpoint."""
 
     weights: WhichWeights
     """The weights as trained, or their average; auto: the average if there is one."""

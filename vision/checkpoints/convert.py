@@ -1,4 +1,4 @@
-"""The way back: weights of this project, or of any other, in the files that a library reads."""
+"""`vision convert`: weights of any known layout, written as another library reads them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ FORMATS = get_args(Format)
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was written."""
+    """The outcome of a conversion."""
 
     files: tuple[Path, ...]
     format: Format
@@ -38,7 +38,7 @@ class Conversion:
     """Of the weights."""
     tensors: int
     notes: tuple[str, ...]
-    """What the other library does otherwise, and what was assumed of the weights."""
+    """Differences of the other library, and what was assumed about the weights."""
 
 
 def convert(
@@ -131,7 +131,7 @@ def _write_file(path: Path, content: Mapping[str, Any]) -> list[Path]:
 
 
 def _record(export: Export) -> dict[str, Any]:
-    """What a run stores beside its weights, as far as a foreign file says it."""
+    """The record of a run, as far as a foreign file provides it."""
     opened = export.opened
     names = opened.class_names or tuple(str(index) for index in range(opened.classes))
     preprocess = export.preprocess()

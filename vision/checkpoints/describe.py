@@ -33,7 +33,7 @@ SHOWN = ("patch_size", "width", "depth", "depths", "mlp_ratio", "mlp", "class_to
 
 
 class Description(NamedTuple):
-    """What a place says of its model."""
+    """What is known of the model of a checkpoint."""
 
     config: ModelConfig
     trained_size: Grid
@@ -86,7 +86,7 @@ def describe(
 def _describe_run(
     stored: StoredWeights, record: RunRecord, model: ModelConfig | None, given: Mapping[str, Any]
 ) -> Description:
-    """A run of this project knows everything about itself."""
+    """The record of a run says everything."""
     values = record.preprocess
     # What nobody decided stays so: it depends on each image (see Preprocess.crop_ratio_for).
     undecided = [name for name in NAMES if values.origin.get(name) == DEFAULT]
@@ -138,7 +138,7 @@ def _values(
             return vit_values(stored, size, given, assumed)
         case "swin" | "swin_v2":
             return swin_values(stored, size, given, assumed)
-    raise CheckpointError(f"there is no first block with 'attn.qkv.weight'. {remedy(stored)}")
+    raise CheckpointError(f"the first block, with 'attn.qkv.weight', is missing. {remedy(stored)}")
 
 
 def _kind(stored: StoredWeights) -> str | None:

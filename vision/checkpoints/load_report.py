@@ -1,6 +1,6 @@
-"""What became of every tensor of a file and every parameter of a model, when one met the other."""
+"""The report of loading weights: what became of every tensor and of every parameter."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _SHOWN = 3
-"""How many names stand for a group of tensors of one kind."""
+"""Names that are listed for a group of tensors of one kind."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class LoadReport:
     new: Mapping[str, str] = field(default_factory=dict)
     """Parameters that keep the values they started with, and why."""
     ignored: Mapping[str, str] = field(default_factory=dict)
-    """Tensors of the file that the model has no use for, and why."""
+    """Tensors of the file that the model does not use, and why."""
     left: Mapping[str, int] = field(default_factory=dict)
-    """Other parts of the file that were not looked at, and how many tensors each has."""
+    """Other parts of the file, which were not read, and the number of tensors in each."""
     assumed: tuple[str, ...] = ()
-    """What the file does not tell and was taken from known models, and why."""
+    """Settings that the file does not show and that were taken from known models, and why."""
     warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class LoadReport:
         }
 
     def rows(self) -> list[tuple[str, str]]:
-        """What there is to tell, as pairs of a word and a sentence."""
+        """The report as pairs of a word and a sentence."""
         inside = f", inside {' → '.join(self.path_taken)}" if self.path_taken else ""
         count = len(self.loaded)
         rows = [
@@ -71,18 +71,25 @@ class LoadReport:
 
     def table(self) -> "Table":
         """The report for a terminal."""
-        from rich.table import Table
+        return two_columns(self.rows())
 
-        result = Table.grid(padding=(0, 2))
-        previous = ""
-        for word, sentence in self.rows():
-            result.add_row("" if word == previous else word, plain(sentence))
-            previous = word
-        return result
+
+def two_columns(rows: Iterable[tuple[str, str]]) -> "Table":
+    """Words and sentences for a terminal; a word that is repeated is shown once."""
+    from rich.table import Table
+
+    result = Table.grid(padding=(0, 2))
+    result.add_column()
+    result.add_column(overflow="fold")
+    previous = ""
+    for word, sentence in rows:
+        result.add_row("" if word == previous else word, plain(sentence))
+        previous = word
+    return result
 
 
 def _grouped(tensors: Mapping[str, str]) -> list[str]:
-    """One line for all tensors of which the same is to be said."""
+    """One line for all tensors with the same note."""
     groups: dict[str, list[str]] = {}
     for name, what in tensors.items():
         groups.setdefault(what, []).append(name)

@@ -1,4 +1,4 @@
-"""The one door from a place to a model.
+"""Open a model: the only way from a checkpoint to a model.
 
     place → file → named tensors → our names → config → model with weights → report
 
@@ -22,7 +22,7 @@ from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.fit.assign import Positions, Windows, project_of, put
 from vision.checkpoints.fit.tensors import Fitting, NewHead
 from vision.checkpoints.layouts.rules import Converted
-from vision.checkpoints.load_report import LoadReport
+from vision.checkpoints.load_report import LoadReport, two_columns
 from vision.checkpoints.metadata import Metadata
 from vision.checkpoints.native.run_record import RunRecord
 from vision.checkpoints.weights import Place, StoredWeights, read_weights
@@ -40,7 +40,6 @@ from vision.models.configs import (
 )
 from vision.models.layers import Classifier, Grid
 from vision.models.windows import pin_windows
-from vision.terminal import plain
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A model, and everything that is known of it."""
+    """A model, and everything that is known about it."""
 
     model: Classifier
     """In evaluation mode."""
@@ -93,12 +92,7 @@ class OpenedModel:
         return [*layout, *assumed, *report.warnings, *resized[:3], *more]
 
     def table(self) -> "Table":
-        """What the place holds, for a terminal."""
-        from rich.table import Table
-
-        result = Table.grid(padding=(0, 2))
-        result.add_column()
-        result.add_column(overflow="fold")
+        """The model and its settings, for a terminal."""
         height, width = self.trained_size
         names = ", ".join(self.class_names[:3]) + " …" if self.class_names else "without names"
         settings = self.config.model_dump(mode="json", exclude={"kind"})
@@ -114,12 +108,10 @@ class OpenedModel:
             *(("assumed", line) for line in self.report.assumed),
             *(("warning", line) for line in self.report.warnings),
         ]
-        for word, sentence in rows:
-            result.add_row(word, plain(sentence))
-        return result
+        return two_columns(rows)
 
     def as_dict(self) -> dict[str, Any]:
-        """What the place holds as plain mappings and lists, for JSON."""
+        """The model and its settings as plain mappings and lists, for JSON."""
         origin, values = self.known[0] if self.known else ("", {})
         return {
             "config": self.config.model_dump(mode="json"),
@@ -216,7 +208,7 @@ def open_model(
 
 
 def print_notes(lines: Iterable[str]) -> None:
-    """Say what a reader of the results must know, before them and apart from them."""
+    """Print notes on standard error, before any results."""
     for line in lines:
         print(f"note: {line}", file=sys.stderr)
 

@@ -1,4 +1,4 @@
-"""Weights from a place, under this project's names, with everything that is known of them."""
+"""Weights from a place, under this project's names, with everything that is known about them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

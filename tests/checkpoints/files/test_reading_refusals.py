@@ -46,7 +46,7 @@ def refused(path: Path, message: str) -> None:
         ("a.msgpack", b"\x82\xa6params", "msgpack file of flax"),
         ("a.pth", bytes(1000), "starts with zeros only"),
         ("a.pth", b"hello there", "a text that starts with 'hello there'"),
-        ("a.pth", bytes(range(128, 255)), "of no kind that is known"),
+        ("a.pth", bytes(range(128, 255)), "unknown kind"),
         ("a.pth", b"PK\x03\x04" + bytes(100), "zip archive without a readable end"),
         ("a.pkl", pickle.dumps({"a": 1}, 2), "not one that torch.save wrote"),
     ],
@@ -143,7 +143,7 @@ def described(**changes: Any) -> dict[str, Any]:
         ({"w": {"dtype": "F32"}}, "without type, shape or place"),
         ({"w": 3}, "without type, shape or place"),
         ({}, "16 bytes behind its last tensor"),
-        ({"w": described(), "__metadata__": {"a": 1}}, "metadata are no strings"),
+        ({"w": described(), "__metadata__": {"a": 1}}, "metadata are not strings"),
     ],
 )
 def test_safetensors_header_that_lies_is_refused(tmp_path: Path, header: Any, message: str) -> None:

@@ -118,8 +118,8 @@ def _start(file: BufferedReader, header: int, name: str) -> int:
     found = file.read(name_length).decode("utf-8" if flags & _UTF8 else "cp437", "replace")
     if found != name:  # the name of an array is only here: a wrong one would be a missing tensor
         raise MalformedError(
-            f"its member '{found[:100]}' is called '{name[:100]}' in the directory; download the "
-            f"file or copy it again"
+            f"its member '{found[:100]}' has the name '{name[:100]}' in the directory; download "
+            f"the file or copy it again"
         )
     return header + _LOCAL.size + int(name_length) + int(extra_length)
 

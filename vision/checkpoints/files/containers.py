@@ -1,4 +1,4 @@
-"""From what a training program stored to the weights of one model.
+"""The weights of one model in what a training program stored.
 
 Programs put a model's tensors beside an optimiser's and more, under names of their own, and
 wrappers (data parallel, compile, Lightning, a module of one's own) put words in front of each. Here
@@ -34,7 +34,7 @@ OTHER = {
     *("dino_loss", "ibot_loss", "fp16_scaler", "task_state", "message_hub", "callbacks", "loops"),
     *("rng_state", "amp", "loss_scaler"),
 }
-"""Parts that are no model's."""
+"""Parts that do not belong to a model."""
 _WRAPPERS = ("module.", "model.", "net.", "network.")
 """What stands in front of every name, once or more."""
 _INSIDE = re.compile(r"(^|\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.)")
@@ -57,7 +57,7 @@ class Weights:
     path_taken: tuple[str, ...]
     """What was unwrapped, from the outside in, such as "state_dict_ema" and "module."."""
     left: dict[str, int]
-    """The other parts of the file, and how many tensors each has."""
+    """The other parts of the file, and the number of tensors in each."""
 
 
 def unwrap(
@@ -86,7 +86,7 @@ def unwrap(
 
 def _own(raw: Raw, weights: WhichWeights) -> Weights:
     """The weights of a run of this project: the first word of a name says what it belongs to, and
-    only that, since a model may have a part that is called "model" itself.
+    only that, since a model may have a part named "model" itself.
     """
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in raw.tensors.items():

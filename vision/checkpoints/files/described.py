@@ -1,4 +1,4 @@
-"""What a pickle says, as data: nothing here can be called, imported or built."""
+"""The content of a pickle as plain data: nothing here is callable, imported or built."""
 
 import math
 from collections.abc import Sequence
@@ -112,7 +112,7 @@ class MalformedError(ValueError):
 
 
 def check_shape(shape: Sequence[int]) -> None:
-    """Refuse what is not a shape, or the shape of more than any machine holds."""
+    """Refuse what is not a shape, or the shape of more than any machine can hold."""
     if len(shape) > 64 or not all(type(n) is int and 0 <= n <= _LENGTH_LIMIT for n in shape):
         raise MalformedError(f"{shown(shape)} is not the shape of a tensor")
     if math.prod(n for n in shape if n) > 2**62:

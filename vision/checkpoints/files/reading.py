@@ -1,8 +1,8 @@
 """Any checkpoint file, opened without running anything that is in it.
 
-What a file is, is told by its content, never by its name. Nothing is trusted: sizes, offsets and
-shapes are checked before memory is reserved for them, and a pickle is read by a machine that cannot
-call anything (`unpickle.py`). Every refusal is a CheckpointError that says what to do.
+The kind of a file follows from its content, never from its name. Nothing is trusted: sizes, offsets
+and shapes are checked before memory is reserved for them, and a pickle is read by a machine that
+cannot call anything (`unpickle.py`). Every refusal is a CheckpointError that says what to do.
 """
 
 import json
@@ -42,7 +42,7 @@ _START = 512
 
 @dataclass(frozen=True)
 class Raw:
-    """What a file holds, as it is named there."""
+    """The content of a file, under its own names."""
 
     path: Path
     """The file; of several shards the index."""
@@ -66,7 +66,7 @@ class Raw:
 
 
 def read_raw(place: Path) -> Raw:
-    """What a file holds, or the best checkpoint of a run's folder, or a hub's folder of weights."""
+    """The content of a file, of the best checkpoint in a run's folder, or of a hub's folder."""
     path = find_file(place) if place.is_dir() else place
     raw = _read_index(path) if path.name.endswith(".index.json") else _read_file(path)
     return _with_hub_json(raw) if path.name in HUB_FILES else raw
@@ -244,7 +244,7 @@ def _read_json(path: Path) -> dict[str, Any]:
             raise CheckpointError(f"{path} has more than {_JSON_LIMIT} bytes.")
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is no JSON: {error}.") from error
+        raise CheckpointError(f"{path} is not JSON: {error}.") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path} is no JSON mapping.")
+        raise CheckpointError(f"{path} is not a JSON mapping.")
     return content

@@ -40,7 +40,7 @@ _ATTACKING_BUILTINS = {"eval", "exec", "compile", "open", "__import__", "execfil
 
 
 def call(function: Any, arguments: tuple[Any, ...], inert: dict[str, None]) -> Any:
-    """What a call in a pickle stands for. Nothing is called; what is unknown becomes `Inert`."""
+    """The meaning of a call in a pickle. Nothing is called; an unknown call becomes `Inert`."""
     if not isinstance(function, Name):
         called = function.kind if isinstance(function, Inert) else type(function).__name__
         return _inert(f"{called}()", arguments, inert)
@@ -97,12 +97,12 @@ def storage(identifier: Any) -> Any:
                 case [(str(), int(first), int(items))] if first >= 0 and items >= 0:
                     view = (first, items)
                 case _:
-                    raise MalformedError(f"its storage {key} is a view without sense")
+                    raise MalformedError(f"its storage {key} is a view that is invalid")
             return StoredBytes(key, STORAGES.get(kind, kind), count, view)
         case ("module", Name(), *_):
             return identifier[1]
         case _:
-            raise MalformedError("it refers to something that is no storage")
+            raise MalformedError("it refers to something that is not a storage")
 
 
 def _inert(kind: str, arguments: tuple[Any, ...], inert: dict[str, None]) -> Inert:
@@ -220,7 +220,7 @@ def _fill(array: StoredArray, state: Any) -> None:
             array.dtype, array.shape, array.column_major = code, shape, bool(turned)
             array.data = _bytes(data)
         case _:
-            raise MalformedError("its pickle has an array without sense")
+            raise MalformedError("its pickle has an array that is invalid")
     if not all(type(n) is int and 0 <= n < 2**63 for n in array.shape) or len(array.shape) > 32:
         raise MalformedError("its pickle has an array of an impossible shape")
 

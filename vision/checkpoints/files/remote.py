@@ -154,7 +154,7 @@ def _fetch(name: str, filename: str, cached: bool) -> Path:
 
 
 def _shards(index: Path) -> list[str]:
-    """The files that an index names; what is wrong with it is told by whoever reads it."""
+    """The files that an index names; its mistakes are reported when it is read."""
     with index.open("rb") as file:
         content = json.loads(file.read(_DOWNLOAD_LIMIT))
     names = content.get("weight_map", {}) if isinstance(content, dict) else {}

@@ -34,7 +34,7 @@ def read_safetensors(
     header = _parse(file.read(length))
     metadata = header.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise MalformedError("its metadata are no strings by name")
+        raise MalformedError("its metadata are not strings by name")
     places = {name: _place(name, described) for name, described in header.items()}
     _check_places(places, size - 8 - length)
     memory = map_file(path, size)
@@ -52,9 +52,9 @@ def _parse(text: bytes) -> dict[str, Any]:
     try:
         header = json.loads(text, object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:
-        raise MalformedError(f"its header is no JSON ({error})") from error
+        raise MalformedError(f"its header is not JSON ({error})") from error
     if not isinstance(header, dict):
-        raise MalformedError("its header is no mapping")
+        raise MalformedError("its header is not a mapping")
     return header
 
 

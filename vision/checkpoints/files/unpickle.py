@@ -6,7 +6,7 @@ write for a tensor become a description of the tensor (`rebuild.py`), and every 
 an `Inert` record of what was to be called with what. So there is nothing to trust and no switch.
 
 The standard library decodes the instructions (`pickletools.genops`, which executes nothing); what
-they do is done here. How much a pickle may say is bounded: a few bytes must not fill the memory.
+they do is done here. Its number of instructions is bounded: a few bytes must not fill the memory.
 """
 
 import pickletools
@@ -24,8 +24,8 @@ _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _KEYS = (str, int, float, bytes, type(None))
 
 
-class Stream(Protocol):
-    """What is needed of a file. `read` must not reserve memory for more than there is."""
+class PickleStream(Protocol):
+    """The methods of a file that are used. `read` must not reserve more memory than there is."""
 
     def read(self, size: int, /) -> bytes: ...
     def readline(self) -> bytes: ...
@@ -33,9 +33,12 @@ class Stream(Protocol):
 
 
 def unpickle(
-    stream: Stream, persistent: Callable[[Any], Any], inert: dict[str, None], limit: int = LIMIT
+    stream: PickleStream,
+    persistent: Callable[[Any], Any],
+    inert: dict[str, None],
+    limit: int = LIMIT,
 ) -> Any:
-    """What the next pickle of a stream says, as plain data and the records of `described.py`.
+    """The content of the next pickle of a stream, as plain data and the records of `described.py`.
 
     `persistent` says what an identifier of something outside the pickle stands for. The names of
     the classes of all inert records are added to `inert`. Raises MalformedError.
@@ -50,7 +53,7 @@ def unpickle(
     except MalformedError:
         raise
     except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
-        raise MalformedError(f"its pickle does not make sense ({error})") from error
+        raise MalformedError(f"its pickle is invalid ({error})") from error
 
 
 class _Machine:
@@ -170,7 +173,7 @@ class _Machine:
         target = self.stack[-1]
         mapping = target.mapping if isinstance(target, Inert) else target
         if not isinstance(mapping, dict) or len(items) % 2:
-            raise MalformedError("its pickle puts items into what is no mapping")
+            raise MalformedError("its pickle puts items into something that is not a mapping")
         for key, value in zip(items[::2], items[1::2], strict=True):
             mapping[_key(key)] = value
 
@@ -178,7 +181,7 @@ class _Machine:
         target = self.stack[-1]
         sequence = target.sequence if isinstance(target, Inert) else target
         if not isinstance(sequence, list):
-            raise MalformedError("its pickle adds items to what is no list")
+            raise MalformedError("its pickle adds items to something that is not a list")
         sequence.extend(items)
 
 
@@ -190,7 +193,7 @@ def _name(module: Any, name: Any) -> Name:
 
 def _key(key: Any) -> Any:
     """A key as plain data. Only what is hashed in a moment may be one: tuples in tuples, the same
-    one many times over, would take for ever.
+    one many times over, would never end.
     """
     if isinstance(key, int) and not -(2**63) <= key < 2**64:
         raise MalformedError("its pickle has a key that no checkpoint has")

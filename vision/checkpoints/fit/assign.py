@@ -1,4 +1,4 @@
-"""Weights under our names into a model, or an error and a model that is as it was.
+"""Put weights under our names into a model, or raise an error and leave the model unchanged.
 
 Tensors of a file look into the file itself and become the model's parameters without being copied.
 What is changed afterwards is copied page by page; the file stays as it is. It must not be written
@@ -48,7 +48,7 @@ def put(
     new_head: NewHead = "auto",
 ) -> Fitting:
     """Put weights into a model. Only a head may be missing; anything else that does not fit is an
-    error, and the model is then as it was.
+    error, which leaves the model unchanged.
     """
     fitting = Fitting(dict(stored.converted.tensors), warnings=list(stored.warnings))
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
@@ -181,10 +181,10 @@ def _compare_settings(model: nn.Module, stored: StoredWeights, fitting: Fitting)
 
 
 def _assign(model: nn.Module, tensors: Mapping[str, Tensor], copy: bool) -> None:
-    """Give every parameter its numbers, in its own type and on its own device.
+    """Give every parameter its values, in its own type and on its own device.
 
     Without `copy` a parameter takes over the tensor's memory where that has the right form, and
-    stays the same object, so that an optimiser that knows it goes on knowing it.
+    stays the same object, so that an optimiser that refers to it stays valid.
     """
     values = model.state_dict(keep_vars=True)
     empty = [name for name, own in values.items() if own.is_meta]

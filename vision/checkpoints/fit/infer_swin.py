@@ -13,7 +13,14 @@ from torch import Tensor
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.fit.infer_vit import PLAIN
 from vision.checkpoints.fit.stored_windows import StoredStage, stored_stages
-from vision.checkpoints.layouts.rules import count, mlp_ratio, need, patch_weight
+from vision.checkpoints.layouts.rules import (
+    count,
+    mlp_ratio,
+    need,
+    patch_weight,
+    square,
+    window_setting,
+)
 from vision.checkpoints.weights import StoredWeights
 from vision.config import Config, ConfigError, Size, pair, parse
 from vision.models.configs import Window, per_stage
@@ -38,12 +45,12 @@ def swin_values(
     windows, size = _measure(source, stored, patch, size, given, assumed)
     values: dict[str, Any] = {
         "kind": "swin_v2" if second else "swin",
-        "patch_size": patch[0] if patch[0] == patch[1] else list(patch),
+        "patch_size": square(patch),
         "width": width,
         "depths": [count(tensors, rf"layers\.{s}\.blocks\.(\d+)\..*") for s in range(stages)],
         "heads": [_swin_heads(tensors, stage, given) for stage in range(stages)],
         "mlp_ratio": mlp_ratio(hidden, width),
-        "window": _setting(windows, _grids(size, patch, stages)),
+        "window": window_setting(windows, _grids(size, patch, stages)),
         "shift": True,
         "positions": _swin_positions(tensors),
         "padding": "mask",
@@ -136,7 +143,7 @@ def _measure(
         text = f"{source.metadata.origin}: image size" if size is None else "trained_size"
         _check_size(text, hint, windows, stored, patch, clipped=source.layout in CLIPPED)
     elif measured is None:
-        one = isinstance(_setting(windows, _grids(trained, patch, stages)), int)
+        one = isinstance(window_setting(windows, _grids(trained, patch, stages)), int)
         if not one or _clipped_stage(windows) is None:
             assumed.append(
                 f"images of {trained[0]} × {trained[1]} pixels: the last stage is one window, as "
@@ -173,7 +180,9 @@ def _checked(stated: _Stated, stored: list[StoredStage], grids: Sequence[Grid]) 
         if stage.fits(windows[s]):
             continue
         shown = [window for each in stored if (window := each.window()) is not None]
-        fitting = f" model.window={_setting(shown, grids)}:" if len(shown) == len(stored) else ""
+        fitting = (
+            f" model.window={window_setting(shown, grids)}:" if len(shown) == len(stored) else ""
+        )
         raise CheckpointError(
             f"{stated.text} contradicts the weights: in stage {s + 1} {stage.evidence()}. Give"
             f"{fitting} the window that they were trained with."
@@ -261,11 +270,3 @@ def _grids(size: Grid, patch: Grid, stages: int) -> list[Grid]:
 
 def _padded(windows: Sequence[Grid], grids: Sequence[Grid]) -> bool:
     return any(y % h or x % w for (h, w), (y, x) in zip(windows, grids, strict=True))
-
-
-def _setting(windows: Sequence[Grid], grids: Sequence[Grid]) -> int | list[Any]:
-    """The simplest `window` with which a model of these grids has these windows."""
-    largest = max(h for h, _ in windows), max(w for _, w in windows)
-    if clip_windows(largest, grids) != list(windows):
-        return [list(window) for window in windows]
-    return largest[0] if largest[0] == largest[1] else list(largest)

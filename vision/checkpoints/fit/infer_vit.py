@@ -15,6 +15,7 @@ from vision.checkpoints.layouts.rules import (
     mlp_ratio,
     need,
     patch_weight,
+    square,
 )
 from vision.checkpoints.weights import StoredWeights
 from vision.config import ConfigError
@@ -86,7 +87,7 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     bias = "patch" if "patch_embed.proj.bias" in tensors else "patch_no_bias"
     relative = "block" if "blocks.0.relative.table" in tensors else "none"
     return {
-        "patch_size": patch[0] if patch[0] == patch[1] else list(patch),
+        "patch_size": square(patch),
         "stem": "patch_normed" if "patch_embed.norm_before.weight" in tensors else bias,
         "width": width,
         "depth": count(tensors, r"blocks\.(\d+)\..*"),

@@ -1,5 +1,5 @@
-"""A Swin's windows as its file shows them: by the tables of relative positions, and by the buffers
-that some projects store although they follow from the geometry.
+"""The windows of a Swin, measured in its file: by the tables of relative positions, and by the
+buffers that some projects store although they follow from the geometry.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Weights under our names made to fit a model: tokens, positions, patches, windows and head.
+"""Fit weights under our names to a model: tokens, positions, patches, windows and head.
 
 Each function changes `Fitting.tensors` and notes what it did. Nothing is dropped without a reason.
 """

@@ -50,18 +50,9 @@ def to_ours(tensors: Mapping[str, Tensor]) -> Converted:
         mask = tensors.get(f"{name}_mask")
         if mask is None:
             continue  # a model that was built without the mask has a bias of keys
-        place = name.removesuffix("qkv.bias")
-        queries, values = _masked(result.tensors.pop(name), mask)
-        result.tensors |= {f"{place}q_bias": queries, f"{place}v_bias": values}
-        parts = (f"{place}q_bias", f"{place}v_bias")
-        result.changed |= dict.fromkeys(parts, "a third of qkv.bias, masked")
+        # A mask of NaN was never set: Meta's code starts with it and sets it to one, zero and one.
+        bias = result.tensors.pop(name)
+        bias = bias * torch.nan_to_num(mask.to(bias.dtype), nan=1.0)
+        rules.split_bias(result, name, bias, "a third of qkv.bias, masked")
     result.facts |= FACTS
     return result
-
-
-def _masked(bias: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The bias of queries and of values as the model applies it; that of keys is always masked. A
-    mask of NaN was never set: Meta's code starts with it and sets it to one, zero and one.
-    """
-    queries, _, values = (bias * torch.nan_to_num(mask.to(bias.dtype), nan=1.0)).chunk(3)
-    return queries.clone(), values.clone()

@@ -1,4 +1,4 @@
-"""What every way to another library needs: the weights, what they belong to, and refusals."""
+"""Shared parts of all exports: the weights, their model, and refusals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

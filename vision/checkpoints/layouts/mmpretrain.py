@@ -52,7 +52,7 @@ SWIN = (
 )
 MERGING_NORM = Rule("layers.{s}.downsample.norm.*", "stages.{s-1}.downsample.norm.*", UNFOLD)
 MERGING_NORM_V2 = MERGING_NORM._replace(change=None)
-"""V2 norms after the reduction, when parts are no more."""
+"""V2 norms after the reduction, where the four parts are already joined."""
 
 
 def to_ours(tensors: Mapping[str, Tensor]) -> Converted:

@@ -132,8 +132,8 @@ def recognise(names: Collection[str]) -> Layout:
         return "PyTorch ViT"
     some = ", ".join(f"'{name}'" for name in sorted(names)[:5])
     raise CheckpointError(
-        f"The weights are of no known ViT or Swin: none of the {len(names)} tensors has a name "
-        f"that tells the layout (the first ones: {some}). {_REMEDY}"
+        f"The weights are not those of a known ViT or Swin: none of the {len(names)} tensors has a "
+        f"name that shows the layout (the first ones: {some}). {_REMEDY}"
     )
 
 

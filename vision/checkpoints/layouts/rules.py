@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from vision.checkpoints.errors import CheckpointError
+from vision.models.layers import Grid
+from vision.models.windows import clip_windows
 
 
 class Change(NamedTuple):
@@ -96,7 +98,7 @@ class Converted:
     unknown: dict[str, Tensor] = field(default_factory=dict)
     """Tensors that no rule knows, by the file's names."""
     facts: dict[str, object] = field(default_factory=dict)
-    """Settings of a model that only the other layout tells, such as the heads of a kernel."""
+    """Settings of a model that only the other layout shows, such as the heads of a kernel."""
     usual: dict[str, Usual] = field(default_factory=dict)
     """Settings to assume, and to list as such, where nothing else says them."""
     asked: dict[str, Asked] = field(default_factory=dict)
@@ -205,6 +207,15 @@ def with_zero_biases(result: Converted) -> Converted:
     return result
 
 
+def split_bias(result: Converted, name: str, bias: Tensor, how: str) -> None:
+    """A bias of queries, keys and values under the names of a model whose keys have none."""
+    queries, _, values = bias.chunk(3)
+    place = name.removesuffix("qkv.bias")
+    parts = {f"{place}q_bias": queries, f"{place}v_bias": values}
+    result.tensors |= {part: tensor.clone() for part, tensor in parts.items()}
+    result.changed |= dict.fromkeys(parts, how)
+
+
 def _put(tensors: dict[str, Tensor], ours: str, tensor: Tensor, name: str) -> None:
     if ours in tensors:
         raise CheckpointError(f"The file has '{ours}' twice: '{name}' is the second of them.")
@@ -275,7 +286,7 @@ def _fill(name: str, values: Mapping[str, int | str]) -> str:
 
 
 def need(tensors: Mapping[str, Tensor], name: str, axes: int) -> Tensor:
-    """A tensor with so many axes, or an error."""
+    """A tensor with this number of axes, or an error."""
     tensor = tensors.get(name)
     if tensor is None:
         raise CheckpointError(f"the weights are not complete: '{name}' is missing.")
@@ -292,7 +303,7 @@ def patch_weight(tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def count(tensors: Mapping[str, Tensor], pattern: str) -> int:
-    """How many numbers, from 0 on without a gap, a part of the names has."""
+    """The number of blocks or stages, counted from 0 without a gap in their names."""
     found = {int(match[1]) for name in tensors if (match := re.fullmatch(pattern, name))}
     if found != set(range(len(found))):
         gap = min(set(range(max(found))) - found)
@@ -304,3 +315,30 @@ def mlp_ratio(hidden: int, width: int) -> float:
     """A ratio that gives back this number of channels when it is multiplied and rounded down."""
     ratio = hidden / width
     return ratio if int(width * ratio) == hidden else math.nextafter(ratio, math.inf)
+
+
+def square_patch(numbers: int) -> tuple[int, int]:
+    """Side and channels of a square patch that is stored as a vector: three channels, or else the
+    most usual number that fits.
+    """
+    for channels in (3, 1, 4, 2):
+        side = math.isqrt(numbers // channels)
+        if side * side * channels == numbers:
+            return side, channels
+    raise CheckpointError(
+        f"A patch has {numbers} numbers, which are not a square patch of one to four channels. "
+        f"Store the weights of the projection as those of a convolution instead, and see rename."
+    )
+
+
+def square(size: Sequence[int]) -> int | list[int]:
+    """A size as settings have it: one number for two equal ones."""
+    return int(size[0]) if size[0] == size[1] else [int(side) for side in size]
+
+
+def window_setting(windows: Sequence[Grid], grids: Sequence[Grid]) -> int | list[Any]:
+    """The simplest `window` with which a Swin of these grids has these windows."""
+    largest = max(h for h, _ in windows), max(w for _, w in windows)
+    if clip_windows(largest, grids) != list(windows):
+        return [list(window) for window in windows]
+    return square(largest)

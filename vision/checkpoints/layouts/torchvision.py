@@ -52,14 +52,10 @@ def swin_to_ours(tensors: Mapping[str, Tensor]) -> Converted:
     """A Swin of either version."""
     result = rules.to_ours(SWIN, BUFFERS, tensors)
     for name in [n for n in result.tensors if n.endswith(".attn.logit_scale")]:
-        place = name.removesuffix("logit_scale")
-        bias = result.tensors.pop(f"{place}qkv.bias", None)
-        if bias is not None:
-            queries, _, values = bias.chunk(3)
-            result.tensors |= {f"{place}q_bias": queries, f"{place}v_bias": values}
-            result.changed |= dict.fromkeys(
-                (f"{place}q_bias", f"{place}v_bias"), "a third of qkv.bias"
-            )
+        biased = name.removesuffix("logit_scale") + "qkv.bias"
+        if biased in result.tensors:
+            bias = result.tensors.pop(biased)
+            rules.split_bias(result, biased, bias, "a third of qkv.bias")
     result.preprocess |= IMAGENET | {"interpolation": "bicubic"}
     return result
 

@@ -5,7 +5,6 @@ later versions; queries, keys and values have no bias. The versions differ in ho
 wrapped (`fn`), where the norm of an MLP lies, and whether the last norm belongs to the head.
 """
 
-import math
 import re
 from collections.abc import Mapping
 
@@ -74,7 +73,7 @@ def _patches(result: Converted, tensors: Mapping[str, Tensor]) -> None:
             f"The weights are those of a variant of vit-pytorch: {len(weights)} layers project its "
             f"patches, not one."
         )
-    side, channels = _side(tensors[weights[0]].shape[1])
+    side, channels = rules.square_patch(tensors[weights[0]].shape[1])
     number = int((_PATCHES.fullmatch(weights[0]) or [0, 0])[1] or 0)
     parts = {number - 1: "norm_before", number: "proj", number + 1: "norm_after"}
     shape = {"p": side, "q": side, "c": channels}
@@ -91,18 +90,6 @@ def _patches(result: Converted, tensors: Mapping[str, Tensor]) -> None:
         result.changed[ours] = "laid out anew"
     reason = f"a patch has {side} × {side} pixels of {channels} channels if it is square"
     result.usual["patch_size"] = Usual(side, reason, (side,))
-
-
-def _side(pixels: int) -> tuple[int, int]:
-    """Side and channels of a square patch: three channels, or else one."""
-    for channels in (3, 1):
-        side = math.isqrt(pixels // channels)
-        if side * side * channels == pixels:
-            return side, channels
-    raise CheckpointError(
-        f"A patch has {pixels} numbers, which is not a square patch of one or three channels. "
-        f"Store the weights of the projection as those of a convolution instead, and see rename."
-    )
 
 
 def _projections(result: Converted) -> None:

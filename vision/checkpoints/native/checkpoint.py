@@ -35,7 +35,7 @@ from vision.files import replacing, write_all
 
 
 class Checkpoint(NamedTuple):
-    """What a file holds."""
+    """The content of a file."""
 
     tensors: dict[str, Tensor]
     record: Record
@@ -105,8 +105,8 @@ def read_checkpoint(
 def open_latest(folder: Path, device: torch.device | str = "cpu") -> Opened | None:
     """The newest checkpoint of a run that can be read; None if the folder has none at all.
 
-    What is newer and unreadable is told in the result's warnings. If none can be read, or one needs
-    a later version of this project, that is an error: training must not start over unasked.
+    Newer files that are unreadable are listed in the result's warnings. If none can be read, or one
+    needs a later version of this project, that is an error: training must not start over unasked.
     """
     reasons: list[str] = []
     for path in latest(folder):
@@ -173,7 +173,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 def _memory(data: Tensor) -> memoryview:
     """The memory of a vector of bytes."""
-    return memoryview(data.numpy())  # type: ignore[arg-type]  # numpy tells mypy of it from 3.12 on
+    return memoryview(data.numpy())  # type: ignore[arg-type]  # typed from Python 3.12 on
 
 
 def _read_tensor(file: BufferedReader, path: Path, header: Header, name: str) -> Tensor:

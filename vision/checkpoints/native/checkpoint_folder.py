@@ -16,7 +16,7 @@ _CHUNK = 16 * 2**20
 
 
 def step_path(folder: Path, step: int) -> Path:
-    """Where the checkpoint after so many steps is stored."""
+    """Where the checkpoint of a step is stored."""
     return folder / f"step_{step:08d}.safetensors"
 
 
@@ -30,10 +30,10 @@ def latest(folder: Path) -> list[Path]:
 
 
 def mark_best(path: Path) -> Path:
-    """Let `best.safetensors` beside `path` be the same checkpoint, in one instant.
+    """Make `best.safetensors` beside `path` the same checkpoint, atomically.
 
     It becomes a second name of the same file, which takes no space and outlives the first; a copy
-    where the file system knows no second names.
+    where the file system has no hard links.
     """
     best = path.with_name(BEST)
     try:

@@ -15,8 +15,9 @@ The map of strings holds
                         the file has the usual one (last axis fastest)
     crc32               CRC-32 of each tensor's bytes, eight hex digits each, in the header's order
 
-The first of them comes first in the file, in every format to come, so a damaged header can be told
-from a header of the future. This module knows nothing of torch, so that listing runs is quick.
+The first of them comes first in the file, in every format to come, so a damaged header can be
+distinguished from a header of the future. This module does not import torch, so that listing runs
+is quick.
 """
 
 import json
@@ -133,9 +134,7 @@ def read_header(file: BufferedReader, path: Path) -> Header:
     try:
         header = _parse(text, data_start)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path} has a header without sense ({error!s:.200}). {OLDER}"
-        ) from error
+        raise CheckpointError(f"{path} has an invalid header ({error!s:.200}). {OLDER}") from error
     end = data_start + max((e.stop for e in header.entries.values()), default=0)
     if size != end:
         raise cut_short(path, f"{size} bytes instead of {end}")
@@ -148,7 +147,7 @@ def unreadable(path: Path, error: OSError) -> CheckpointError:
 
 
 def cut_short(path: Path, found: str) -> CheckpointError:
-    """A file that lost its end, or has more than its header tells of."""
+    """A file that lost its end, or is longer than its header says."""
     return CheckpointError(f"{path} is not complete: {found}. {OLDER}")
 
 

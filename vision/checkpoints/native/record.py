@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside tensors: a plain record, as JSON can say it, in a numbered format.
+"""The record of a checkpoint: everything beside its tensors, as JSON in a numbered format.
 
 Floats keep every bit. Not-a-number and infinity are kept too, in the notation of Python's json
 module: a metric that is not a number must not keep a run from being saved.
@@ -64,7 +64,7 @@ _MODEL_CHANGES_OF_3 = (_add_vit_choices, _add_swin_padding)
 
 
 def _add_model_choices(record: Record) -> Record:
-    """2 → 3: settings of models that there was no choice of before."""
+    """2 → 3: settings of models that were fixed before."""
     for change in _MODEL_CHANGES_OF_3:
         record = _with_model(record, change)
     return record

@@ -1,7 +1,7 @@
 """The record of a run's checkpoint, typed: everything that opening its model needs.
 
 This is the one place that knows the names of the record's fields. A checkpoint with correct
-checksums may still hold a record without sense, from another program or a hostile author: what
+checksums may still hold an invalid record, from another program or a hostile author: what
 is here has been checked. The module loads neither torch nor a model.
 """
 
@@ -27,19 +27,19 @@ _Side = Annotated[int, Field(ge=1, le=2**20)]
 """Pixels along an image."""
 
 
-class _Part(Config):
+class _RecordPart(Config):
     """A part of the record. It may hold more than what is described here."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class TuneRecord(_Part):
+class TuneRecord(_RecordPart):
     """What a run trained: the weights are the model's own, whatever part of them was trained."""
 
     kind: Literal["all", "head", "partial", "bitfit"]
 
 
-class LoraRecord(_Part):
+class LoraRecord(_RecordPart):
     """What a LoRA run trained: the weights have additions that must be merged into them."""
 
     kind: Literal["lora"]
@@ -49,14 +49,14 @@ class LoraRecord(_Part):
     ]
 
 
-class SettingsRecord(_Part):
+class SettingsRecord(_RecordPart):
     """The settings that the run was started with. A converted file has none of these."""
 
     data: DataConfig | None = None
     tune: Annotated[TuneRecord | LoraRecord, Field(discriminator="kind")] = TuneRecord(kind="all")
 
 
-class PreprocessRecord(_Part):
+class PreprocessRecord(_RecordPart):
     """How pixels became the model's numbers."""
 
     image_size: tuple[_Side, _Side]
@@ -69,14 +69,14 @@ class PreprocessRecord(_Part):
     """Who decided each value. A converted file does not have it."""
 
 
-class OriginRecord(_Part):
+class OriginRecord(_RecordPart):
     """Where the weights of a converted file came from."""
 
     layout: str
     """The project whose layout they had, which also decides how their tables are resized."""
 
 
-class RunRecord(_Part):
+class RunRecord(_RecordPart):
     """The record of a run, or of a file that was converted to this project's format."""
 
     step: Count

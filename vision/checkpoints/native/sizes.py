@@ -1,4 +1,4 @@
-"""Whether the numbers of a run's record can be those of its tensors, found out from shapes alone.
+"""Check the numbers of a run's record against the shapes of its tensors.
 
 A record may ask for a billion blocks or for images of a billion pixels. Building such a model takes
 hours and all memory, even without weights, so the record is compared with the tensors first.
@@ -139,7 +139,7 @@ def _blocks(shapes: Shapes) -> dict[str, int]:
 
 
 def _derived(record: RunRecord) -> int:
-    """About how many numbers the largest table has that follows from the size of the images: the
+    """The approximate size of the largest table that follows from the size of the images: the
     positions of every token, or a mask or bias for every pair of tokens of a window or image.
     """
     match record.model:

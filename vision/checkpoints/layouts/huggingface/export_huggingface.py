@@ -8,6 +8,7 @@ from vision.checkpoints.layouts.exporting import Export, not_timm, one_window, r
 from vision.checkpoints.layouts.huggingface import huggingface_names as huggingface
 from vision.checkpoints.layouts.huggingface.export_huggingface_vits import NAME, vit_model
 from vision.checkpoints.layouts.huggingface.huggingface_config import TOWERS
+from vision.checkpoints.layouts.rules import square
 from vision.checkpoints.metadata import INTERPOLATIONS
 from vision.config import pair
 from vision.models.configs import SwinV2Config
@@ -29,10 +30,9 @@ def huggingface_model(export: Export) -> tuple[dict[str, Tensor], dict[str, Any]
         kind, tensors, values = _swin(export)
         name = SWIN_CLASSES[kind][0 if export.opened.classes else 1]
     opened = export.opened
-    size = opened.image_size
     config: dict[str, Any] = {
         "model_type": TOWERS.get(kind, kind),
-        "image_size": size[0] if size[0] == size[1] else list(size),
+        "image_size": square(opened.image_size),
         "num_channels": opened.channels,
         **values,
     }
@@ -48,7 +48,7 @@ def huggingface_model(export: Export) -> tuple[dict[str, Tensor], dict[str, Any]
 
 def _swin(export: Export) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
     model, config = swin_of(export, NAME)
-    window, patch = one_window(model, NAME), pair(config.patch_size)
+    window = one_window(model, NAME)
     if window[0] != window[1]:
         refuse(NAME, f"its windows are square, not {list(window)}")
     kind = "swinv2" if isinstance(config, SwinV2Config) else "swin"
@@ -59,7 +59,7 @@ def _swin(export: Export) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
         "hidden_size": config.width * 2 ** (len(config.depths) - 1),
         "depths": list(config.depths),
         "num_heads": list(config.heads),
-        "patch_size": patch[0] if patch[0] == patch[1] else list(patch),
+        "patch_size": square(pair(config.patch_size)),
         "window_size": window[0],
         "mlp_ratio": config.mlp_ratio,
         "layer_norm_eps": config.norm_eps,

@@ -17,6 +17,7 @@ from vision.checkpoints.layouts.exporting import (
 )
 from vision.checkpoints.layouts.huggingface import huggingface_names as huggingface
 from vision.checkpoints.layouts.huggingface.huggingface_config import ACTIVATIONS
+from vision.checkpoints.layouts.rules import square
 from vision.config import pair
 from vision.models.configs import ViTConfig
 from vision.models.positions.rotary import dinov3_periods
@@ -155,12 +156,11 @@ def _check(export: Export, config: ViTConfig, kind: str) -> None:
 
 
 def _shared(config: ViTConfig) -> dict[str, Any]:
-    patch = pair(config.patch_size)
     return {
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
         "num_attention_heads": config.heads,
-        "patch_size": patch[0] if patch[0] == patch[1] else list(patch),
+        "patch_size": square(pair(config.patch_size)),
         "layer_norm_eps": config.norm_eps,
         "hidden_act": next(name for name, own in ACTIVATIONS.items() if own == config.activation),
     }

@@ -76,17 +76,17 @@ def _vit(export: Export) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
             continue
         found = differences(described.settings, config)
         if not found:
-            return _named(export, candidate)
+            near = candidate
+            break
         near = candidate if near is None and set(found) == {"norm_eps"} else near
         reasons.append(f"its {candidate.architecture} has {', '.join(found.values())}")
-    if near is None:
-        refuse("timm", "; ".join(reasons))
-    export.notes.append(f"norm_eps={config.norm_eps} here; timm's {near.architecture} has another.")
-    return _named(export, near)
-
-
-def _named(export: Export, candidate: Candidate) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
-    return candidate.architecture, _vit_tensors(export, candidate), dict(candidate.arguments)
+    else:
+        if near is None:
+            refuse("timm", "; ".join(reasons))
+        export.notes.append(
+            f"norm_eps={config.norm_eps} here; timm's {near.architecture} has another."
+        )
+    return near.architecture, _vit_tensors(export, near), dict(near.arguments)
 
 
 def _vit_tensors(export: Export, candidate: Candidate) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Families of ViTs in timm's names: settings that a file without a config.json does not tell.
+"""Families of ViTs in timm's names: settings that a file without a config.json leaves open.
 
 Tensors under our names in, the family with exactly such tensors out. Where the architecture is
 known, `timm_models.py` reads everything off timm's own definition and nothing here is asked.

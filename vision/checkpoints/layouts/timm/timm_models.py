@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from vision.checkpoints.errors import CheckpointError
+from vision.checkpoints.layouts.rules import square
 
 T = TypeVar("T")
 LARGEST, LARGEST_DEPTH = 100_000, 200
@@ -137,11 +138,6 @@ def patch_size(stem: Any, convolution: Any) -> int | list[int]:
     plain = kernel == tuple(convolution.stride) and tuple(convolution.padding) == (0, 0)
     require(plain, "its patches overlap or are padded")
     return square(kernel)
-
-
-def square(size: tuple[int, int]) -> int | list[int]:
-    """One number for two equal ones."""
-    return int(size[0]) if size[0] == size[1] else [int(size[0]), int(size[1])]
 
 
 def same(values: list[T], otherwise: str) -> T:

@@ -67,7 +67,7 @@ NAFLEX = (
     Rule("positions.table", "embeds.pos_embed", FLAT_GRID),
     Rule("patch_embed.proj.*", "embeds.proj.*"),
 )
-"""Square grids and patches only: the names of NaFlexVit's tensors do not tell other ones."""
+"""Square grids and patches only: the tensors of a NaFlexVit do not show any other."""
 ATTENTION_POOL = (
     "Tensors do not show whether the attention pooling of timm's VisionTransformer sees the class "
     "token. If it does, and no registers (pool_include_prefix=True), give model.pool=attention; "
@@ -131,12 +131,7 @@ def _unflatten_patches(result: Converted) -> None:
     weight = result.tensors.get(name)
     if weight is None or weight.ndim != 2:
         return
-    channels = next((n for n in (3, 1, 4, 2) if (weight.shape[1] / n) ** 0.5 % 1 == 0), 0)
-    if not channels:
-        raise CheckpointError(
-            f"'embeds.proj.weight' maps {weight.shape[1]} numbers, which are not a square patch."
-        )
-    side = round((weight.shape[1] / channels) ** 0.5)
+    side, _ = rules.square_patch(weight.shape[1])
     pattern = "c (y x channels) -> c channels y x"
     result.tensors[name] = rearrange(weight, pattern, y=side, x=side).contiguous()
     result.changed[name] = "laid out anew"

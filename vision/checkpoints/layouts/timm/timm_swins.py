@@ -7,7 +7,7 @@ from timm.models import swin_transformer as first
 from timm.models import swin_transformer_v2 as second
 from torch import nn
 
-from vision.checkpoints.layouts.rules import mlp_ratio
+from vision.checkpoints.layouts.rules import mlp_ratio, window_setting
 from vision.checkpoints.layouts.timm.timm_models import (
     Described,
     activation,
@@ -16,7 +16,6 @@ from vision.checkpoints.layouts.timm.timm_models import (
     patch_size,
     require,
     same,
-    square,
 )
 
 Window = tuple[int, int]
@@ -44,7 +43,7 @@ def swin(model: Any) -> Described | None:
         "width": width,
         "depths": [len(stage.blocks) for stage in stages],
         "heads": heads,
-        "window": _window_setting(windows, [_grid(stage) for stage in stages]),
+        "window": window_setting(windows, [_grid(stage) for stage in stages]),
         "shift": _shift(stages),
         "positions": "relative",
         "mlp_ratio": same(ratios, "its stages have MLPs of different ratios"),
@@ -86,13 +85,6 @@ def _window(stage: Any) -> Window:
     grid = _grid(stage)
     require(y <= grid[0] and x <= grid[1], f"a window of {y} × {x} is larger than its grid")
     return y, x
-
-
-def _window_setting(windows: list[Window], grids: list[Window]) -> Any:
-    """One window where all stages have it, as far as their grids allow; else one for each stage."""
-    largest = max(y for y, _ in windows), max(x for _, x in windows)
-    clamped = [(min(largest[0], y), min(largest[1], x)) for y, x in grids]
-    return square(largest) if clamped == windows else [list(window) for window in windows]
 
 
 def _shift(stages: list[Any]) -> bool:

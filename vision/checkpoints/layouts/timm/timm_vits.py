@@ -23,7 +23,7 @@ from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import Block, ResPostBlock, VisionTransformer
 from torch import nn
 
-from vision.checkpoints.layouts.rules import mlp_ratio
+from vision.checkpoints.layouts.rules import mlp_ratio, square
 from vision.checkpoints.layouts.timm.timm_models import (
     Described,
     activation,
@@ -32,7 +32,6 @@ from vision.checkpoints.layouts.timm.timm_models import (
     patch_size,
     require,
     same,
-    square,
     unlike,
 )
 
