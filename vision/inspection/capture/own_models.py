@@ -43,12 +43,14 @@ def watching_own(
 @contextmanager
 def _observing(module: Any, observer: Observer) -> Iterator[None]:
     """While this lasts, a module has this observer."""
-    before = module.observer
+    before = vars(module).get("observer")
     module.observer = observer
     try:
         yield
     finally:
-        module.observer = before
+        del module.observer  # the class has the default
+        if before is not None:
+            module.observer = before
 
 
 def _record_pooling(recorder: Recorder, weights: Tensor) -> Tensor:
@@ -128,7 +130,7 @@ def _own_windows(
     index = StageIndex(*stage.layout(stage.geometry(shape, following)))
     rows, columns = shape.grid
     numbers = torch.arange(rows * columns, device=stage.layout.device).view(1, 1, rows, columns)
-    # Padding is zero in the model: number cells from 1 to tell it from the first cell.
+    # Padding is zero in the model: number cells from 1 to distinguish the first from padding.
     cells = pad_to_multiple(numbers + 1, shape.window) - 1
     h, w = shape.window
     slots = rearrange(cells, "one 1 (wy h) (wx w) -> one (wy wx h w) 1", h=h, w=w)

@@ -1,4 +1,4 @@
-"""What the last tokens say: class activation maps, principal components, norms.
+"""Maps from the last tokens: class activation maps, principal components, norms.
 
 Axes: b batch · n tokens · c width · k components · y, x rows and columns of cells.
 """
@@ -30,8 +30,7 @@ def last_tokens(captured: Captured) -> Tensor:
     """The tokens before the final norm, or an error."""
     if captured.tokens is None:
         raise ValueError(
-            f"The last tokens of {captured.model} could not be captured: which of its modules is "
-            "the final norm is not known."
+            f"The last tokens of {captured.model} could not be captured: its final norm is unknown."
         )
     return captured.tokens
 
@@ -77,11 +76,11 @@ def feature_components(captured: Captured, components: int = 3) -> Tensor:
 
 
 def logit_parts(captured: Captured, classes: Tensor, *, centred: bool) -> Tensor:
-    """How much each cell adds to the logits of one class per image (b): (b y·x), exactly.
+    """The exact part of each cell in the logit of one class per image (b): (b y·x).
 
     A linear head on a mean of tokens is a sum over tokens: y = Σ_j w · norm(x_j) / n + b. Where the
     norm follows the pooling its scale is that of the pooled token. centred: relative to the mean
-    over all classes, which takes away what speaks for every class alike.
+    over all classes, which removes evidence that all classes share.
     """
     head = _pooled_head(captured)
     parts = _parts(captured, head, head.weight[classes])
@@ -137,7 +136,7 @@ def _normed_as_pooled(norm: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def _check_sum(captured: Captured, head: nn.Linear, parts: Tensor, classes: Tensor) -> None:
-    """Parts and bias make up the logit that the model gave."""
+    """Check that parts and bias add up to the logit of the model."""
     assert captured.logits is not None
     total = parts.sum(dim=1)
     if head.bias is not None:
@@ -146,8 +145,8 @@ def _check_sum(captured: Captured, head: nn.Linear, parts: Tensor, classes: Tens
     apart = (total - logits).abs().max().item()
     if not apart <= 1e-3 * max(1.0, logits.abs().max().item()):
         raise CaptureError(
-            f"The parts of the logit do not make it up (off by {apart:.2g}): {captured.model} does "
-            "more between its last norm and its head than take a mean."
+            f"The parts of the logit do not add up to it (difference {apart:.2g}): "
+            f"{captured.model} does more between its last norm and its head than take a mean."
         )
 
 
