@@ -10,9 +10,9 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from vision.inspection.capture.anatomy import Anatomy, own_model
+from vision.inspection.capture.anatomy import own_model
 from vision.inspection.capture.layout import Layout
-from vision.inspection.capture.recording import Recorder, check_output
+from vision.inspection.capture.recording import Anatomy, Recorder, check_output
 from vision.models.attention import Observer
 from vision.models.layers import Grid, pad_to_multiple
 from vision.models.pooling import AttentionPool

@@ -12,9 +12,13 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vision.inspection.capture.layout import Layout, Place
+from vision.models.layers import Grid
 
 Fusion = Literal["mean", "max", "min"]
 """The reduction of the heads of a layer to one."""
+
+Pool = Literal["class", "mean", "class and distillation", "class and mean", "attention", "other"]
+"""What the head sees of the last tokens."""
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
@@ -63,15 +67,21 @@ class LayerAttention:
 
 
 @dataclass(frozen=True, eq=False)
-class Ending:
-    """The layers between the last tokens and the logits."""
+class Anatomy:
+    """The parts of a model beside its attention."""
 
-    pool: Literal["class", "mean", "class and distillation", "class and mean", "attention", "other"]
-    norm: nn.Module | None
+    prefix: tuple[str, ...]
+    patch: Grid
+    """Pixels from one token of the first layer to the next."""
+    pool: Pool = "other"
+    norm: nn.Module | None = None
     """The last norm."""
-    norm_after: bool
-    """Whether it follows the pooling."""
-    head: nn.Linear | None
+    head: nn.Linear | None = None
+    norm_after: bool = False
+    """Whether the last norm follows the pooling."""
+    last: nn.Module | None = None
+    """The module whose input or output are the last tokens before the final norm."""
+    last_is: Literal["input", "output"] = "input"
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +101,7 @@ class Captured:
     """The last tokens before the final norm: (b n c), prefix first."""
     layout: Layout
     """Of `tokens`."""
-    ending: Ending
+    anatomy: Anatomy
     image_size: tuple[int, int]
     pooling: Tensor | None = None
     """Shares of the last tokens in what an attention pooling sees, mean over its heads: (b n)."""

@@ -25,7 +25,7 @@ TOWERING = 4
 
 
 @dataclass
-class Encoder:
+class RowEncoder:
     """Numbers one after another, deflated as they are added."""
 
     limit: int | None

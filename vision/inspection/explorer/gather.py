@@ -60,7 +60,7 @@ def gather(
     captured = passes.plain
     return PageContent(
         captured=captured,
-        pool=None if captured.ending.pool == "other" else seed_of(captured)[0, 0],
+        pool=None if captured.anatomy.pool == "other" else seed_of(captured)[0, 0],
         classes=_classes(passes, names, classes),
         norms=norm_map(captured) if captured.tokens is not None else None,
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vision.inspection.capture.layout import Layout
 from vision.inspection.capture.recording import Captured, Fusion, LayerAttention, fuse
-from vision.inspection.explorer.encoding import Encoder, Numbers, as_array
+from vision.inspection.explorer.encoding import Numbers, RowEncoder, as_array
 from vision.inspection.explorer.gather import PageClass, PageContent
 
 FORMAT = 1
@@ -89,7 +89,7 @@ def pack(content: PageContent, *, limit: int) -> Packed:
         if keeps in tried and not content.classes:
             continue  # differs from a rung that was too large only in classes, and there are none
         tried.add(keeps)
-        encoder = Encoder(limit if rung is not LADDER[-1] else None)
+        encoder = RowEncoder(limit if rung is not LADDER[-1] else None)
         header = _header(content, rung, encoder)
         if header is None:
             continue
@@ -104,7 +104,7 @@ def pack(content: PageContent, *, limit: int) -> Packed:
     )
 
 
-def _header(content: PageContent, rung: Rung, encoder: Encoder) -> dict[str, Any] | None:
+def _header(content: PageContent, rung: Rung, encoder: RowEncoder) -> dict[str, Any] | None:
     """The description of the numbers; None where they do not fit."""
     captured = content.captured
     places: dict[tuple[Any, ...], int] = {}
@@ -139,7 +139,7 @@ def _header(content: PageContent, rung: Rung, encoder: Encoder) -> dict[str, Any
     return None if encoder.full else header
 
 
-def _layout(layout: Layout, encoder: Encoder) -> dict[str, Any]:
+def _layout(layout: Layout, encoder: RowEncoder) -> dict[str, Any]:
     place: dict[str, Any] = {
         "prefix": list(layout.prefix),
         "grid": list(layout.grid),
@@ -161,7 +161,7 @@ def _layout(layout: Layout, encoder: Encoder) -> dict[str, Any]:
     }
 
 
-def _layer(layer: LayerAttention, layout: int, rung: Rung, encoder: Encoder) -> dict[str, Any]:
+def _layer(layer: LayerAttention, layout: int, rung: Rung, encoder: RowEncoder) -> dict[str, Any]:
     weights = layer.weights[0].float()
     windowed = layer.layout.index is not None
     if windowed:
@@ -190,7 +190,7 @@ def _layer(layer: LayerAttention, layout: int, rung: Rung, encoder: Encoder) -> 
     return packed
 
 
-def _class(evidence: PageClass, nth: int, rung: Rung, encoder: Encoder) -> dict[str, Any]:
+def _class(evidence: PageClass, nth: int, rung: Rung, encoder: RowEncoder) -> dict[str, Any]:
     matrices: list[dict[str, Any]] | None = None
     if rung.classes is None or nth < rung.classes:
         matrices = []

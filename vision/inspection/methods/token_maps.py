@@ -58,8 +58,8 @@ def feature_components(captured: Captured, components: int = 3) -> Tensor:
     equal images.
     """
     tokens = last_tokens(captured)[:, len(captured.layout.prefix) :].float()
-    norm = captured.ending.norm
-    if norm is not None and not captured.ending.norm_after:
+    norm = captured.anatomy.norm
+    if norm is not None and not captured.anatomy.norm_after:
         with torch.no_grad():
             tokens = norm(tokens.to(_dtype(norm))).float()
     flat = rearrange(tokens, "b n c -> (b n) c")
@@ -103,22 +103,22 @@ def cam_seed(captured: Captured, classes: Tensor) -> Tensor:
 
 
 def _pooled_head(captured: Captured) -> nn.Linear:
-    ending = captured.ending
-    if ending.pool != "mean" or ending.head is None or ending.norm is None:
+    anatomy = captured.anatomy
+    if anatomy.pool != "mean" or anatomy.head is None or anatomy.norm is None:
         raise ValueError(
             f"A class activation map needs a linear head on the mean of the tokens; "
-            f"{captured.model} pools: {ending.pool}. Use a gradient method instead."
+            f"{captured.model} pools: {anatomy.pool}. Use a gradient method instead."
         )
-    return ending.head
+    return anatomy.head
 
 
 def _parts(captured: Captured, head: nn.Linear, direction: Tensor) -> Tensor:
     """Each cell's part of w · pooled, without the constant: (b y·x). direction: (b c)."""
     tokens = last_tokens(captured)[:, len(captured.layout.prefix) :]
-    norm = captured.ending.norm
+    norm = captured.anatomy.norm
     assert norm is not None
     with torch.no_grad():
-        after = captured.ending.norm_after
+        after = captured.anatomy.norm_after
         tokens = _normed_as_pooled(norm, tokens) if after else norm(tokens)
         return torch.einsum("bnc,bc->bn", tokens, direction.to(tokens.dtype)) / tokens.shape[1]
 
