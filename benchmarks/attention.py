@@ -1,10 +1,10 @@
-"""Time and memory of looking at attention: capture, rollout, Grad-CAM, the explorer page.
+"""Time and memory of attention: capture, rollout, Grad-CAM, the explorer page.
 
     python benchmarks/attention.py --quick                 # small models: does everything run?
     python benchmarks/attention.py --output FILE.json      # ViT-B/16 and Swin-T, some minutes
 
-One thread, batch 1, 224 pixels, random weights. Contenders take turns within a round; what is shown
-are medians of CPU time over rounds. `plain` is the forward pass as evaluation runs it, inside
+One thread, batch 1, 224 pixels, random weights. Contenders take turns within a round; the table
+shows medians of CPU time over rounds. `plain` is the forward pass as evaluation runs it, inside
 `static_bias`. Memory is what the attention of all layers takes.
 """
 

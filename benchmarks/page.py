@@ -1,4 +1,4 @@
-"""How quick the explorer page is in a browser: until it is ready, and for each hovered patch.
+"""Response times of the explorer page in a browser: until it is ready, and per hovered patch.
 
     python benchmarks/page.py                        # ViT-B/16 and Swin-B at 224, about a minute
     python benchmarks/page.py --models vit_small     # other models

@@ -1,5 +1,6 @@
-"""The table of docs/attention.md: scores of methods, mean and deviation over runs.
+"""The tables of docs/attention.md: the methods, and their scores, mean and deviation over runs.
 
+    python docs/attention_table.py methods
     python docs/attention_table.py ViT=out/vit0,out/vit1,out/vit2 Swin=out/swin0,out/swin1,out/swin2
 
 Each folder holds the scores.json that `vision visualize … score=true output=<folder>` wrote; the
@@ -12,19 +13,47 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vision.inspection.methods.spec import METHODS
 from vision.inspection.trust.scoring import METRICS
 
 Numbers = dict[str, dict[str, list[float]]]
 """By method and metric, one number for each run."""
 SAME = ("images", "steps", "seed")
-"""What runs must have in common to be put together."""
+"""Settings that the runs of a table must share."""
+
+
+def methods_table() -> str:
+    """Markdown: every method as its spec describes it."""
+    lines = [
+        "| method | title | formula | needs | options | reference |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, spec in METHODS.items():
+        needs = {
+            "gradients": spec.gradients,
+            "linear head on the mean": spec.mean_pool,
+            "query": spec.query,
+        }
+        options = [
+            f"`{key}` {str(o.default).lower()} ({o.expects})" for key, o in spec.options.items()
+        ]
+        cells = [
+            f"`{name}`",
+            spec.title,
+            spec.formula,
+            ", ".join(need for need, wanted in needs.items() if wanted) or "–",
+            "; ".join(options) or "–",
+            spec.reference,
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def read(folder: str) -> dict[str, Any]:
     """The scores of one run."""
     path = Path(folder) / "scores.json"
     if not path.is_file():
-        sys.exit(f"error: there is no {path}: vision visualize … score=true output={folder}")
+        sys.exit(f"error: {path} does not exist: vision visualize … score=true output={folder}")
     content: dict[str, Any] = json.loads(path.read_text())
     if len(content["scores"]) != 1:
         sys.exit(f"error: {path} has scores of {len(content['scores'])} models; one is expected.")
@@ -52,7 +81,7 @@ def gathered(folders: list[str]) -> tuple[Numbers, int]:
 
 
 def cell(values: list[float]) -> str:
-    """Mean and, of several, their standard deviation."""
+    """Mean and, of several values, their standard deviation."""
     mean = f"{statistics.mean(values):.1f}"
     return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.1f}"
 
@@ -75,6 +104,9 @@ def table(name: str, folders: list[str]) -> str:
 
 
 def main() -> None:
+    if sys.argv[1:] == ["methods"]:
+        print(methods_table())
+        return
     if len(sys.argv) < 2 or any("=" not in word for word in sys.argv[1:]):
         sys.exit(__doc__)
     for word in sys.argv[1:]:

@@ -12,7 +12,7 @@ from torchvision.models import SwinTransformer, VisionTransformer
 from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformerBlockV2
 
 from vision.inspection.capture.layout import Layout
-from vision.inspection.capture.recording import Captured, Ending, LayerAttention
+from vision.inspection.capture.recording import Anatomy, Captured, LayerAttention
 from vision.models.layers import Grid
 
 CLASSES = 7
@@ -186,7 +186,7 @@ def made_capture(layers: list[LayerAttention], tokens: Tensor | None = None) -> 
         len(layers),
         tokens,
         layout,
-        Ending("class" if "class" in layout.prefix else "mean", None, False, None),
+        Anatomy(layout.prefix, layout.stride, "class" if "class" in layout.prefix else "mean"),
         layout.image_size,
     )
 

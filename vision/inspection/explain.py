@@ -139,7 +139,7 @@ def available_methods(texts: Sequence[str], *models: Captured) -> list[MethodCho
             choice
             for choice in found
             if reasons[choice.name] is None
-            and (model.ending.pool != "other" or not choice.spec.query)
+            and (model.anatomy.pool != "other" or not choice.spec.query)
             and (model.tokens is not None or not choice.spec.last_tokens)
         ]
     return found

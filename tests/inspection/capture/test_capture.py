@@ -10,7 +10,7 @@ from model_settings import random_images
 from peers import counterpart, from_timm, from_torchvision_swin
 from torch import Tensor, nn
 
-from vision.inspection.capture.capture import capture
+from vision.inspection.capture.capture import Passes, capture
 from vision.inspection.methods.rollout import rollout, seed_of
 from vision.models.layers import static_bias
 
@@ -307,3 +307,33 @@ def test_pooled_query_is_what_the_head_takes(name: str, shares: dict[int, float]
     assert {i: float(s) for i, s in enumerate(seed[:prefix]) if s > 0} == shares
     cells = 1 - sum(shares.values())
     assert torch.allclose(seed[prefix:], torch.tensor(cells / captured.layout.cells))
+
+
+@pytest.mark.parametrize("name", ["own vit", "own swin padded", "timm vit"])
+def test_passes_run_the_model_once_for_the_gradients_of_several_classes(name: str) -> None:
+    model, images = built(name)
+    runs: list[int] = []
+    handle = model.register_forward_pre_hook(lambda module, args: runs.append(len(args[0])))
+    passes = Passes(model, images)
+    targets = torch.tensor([[1, 3, 0], [2, 2, 4]])
+    found = passes.gradients(targets)
+    assert len(runs) == 1 and passes.gradients(targets[:, 1:2]) == found[1:2] and len(runs) == 1
+    assert passes.plain is passes.plain and len(runs) == 2
+    handle.remove()
+    for target, captured in zip(targets.T, found, strict=True):
+        alone = capture(model, images, targets=target, gradients=True)
+        assert captured.targets is not None and captured.targets.tolist() == target.tolist()
+        for one, other in zip(captured.layers, alone.layers, strict=True):
+            assert torch.equal(one.weights, other.weights)
+            assert torch.allclose(one.need_gradient(), other.need_gradient(), atol=1e-7)
+            assert torch.equal(one.inputs, other.inputs)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["vit_mini", "swin_mini"])
+def test_passes_of_a_model_that_recomputes_its_activations_are_the_same(name: str) -> None:
+    images, targets = random_images(1, 3, 32, 32), torch.tensor([[0, 2]])
+    plain = Passes(own(name, (32, 32)), images).gradients(targets)
+    again = Passes(own(name, (32, 32), checkpoint_activations=True), images).gradients(targets)
+    for one, other in zip(plain, again, strict=True):
+        for layer, same in zip(one.layers, other.layers, strict=True):
+            assert torch.allclose(layer.need_gradient(), same.need_gradient(), atol=1e-7)

@@ -21,7 +21,7 @@ from torch import nn
 
 from vision.inspection.capture.capture import Passes, capture
 from vision.inspection.capture.recording import CaptureError
-from vision.inspection.explorer.encoding import Encoder
+from vision.inspection.explorer.encoding import RowEncoder
 from vision.inspection.explorer.gather import gather
 from vision.inspection.explorer.pack import LADDER, pack
 from vision.inspection.explorer.page import write_page
@@ -74,7 +74,7 @@ def test_rows_of_any_sharpness_decode_to_what_went_in(bits: int) -> None:
     sharpness = torch.linspace(0, 40, 301)[:, None]
     values = (torch.randn(301, 53, generator=generator) * sharpness).softmax(-1)
     values[7] = 0  # a row of nothing
-    stream = Encoder(None)
+    stream = RowEncoder(None)
     tolerance = 0.001 if bits == 8 else 0.02
     rows = stream.add_rows(values.numpy(), bits, tolerance)
     raw = zlib.decompress(stream.finish())
@@ -89,7 +89,7 @@ def test_rows_of_four_bits_with_a_tower_keep_the_shape_of_the_rest() -> None:
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(40, 500, generator=generator).softmax(-1)
     values = torch.cat([torch.full((40, 1), 9.0), values], dim=1) / 10  # most on a register
-    stream = Encoder(None)
+    stream = RowEncoder(None)
     rows = stream.add_rows(values.numpy(), 4, 0.02)
     found = decoded(zlib.decompress(stream.finish()), rows)
     assert found[:, 0] == pytest.approx(0.9)

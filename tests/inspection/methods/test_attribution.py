@@ -29,7 +29,7 @@ def test_every_method_of_every_model_gives_a_map_or_says_why_not(name: str) -> N
         assert layer.inputs_gradient is not None and layer.inputs_gradient.abs().max() > 0
     reasons = methods_of(captured)
     assert reasons == methods_of(model) and reasons.keys() == METHODS.keys()
-    pooled = captured.ending.pool == "mean"
+    pooled = captured.anatomy.pool == "mean"
     assert [m for m, reason in reasons.items() if reason] == (
         [] if pooled else ["cam", "cam_rollout"]
     )

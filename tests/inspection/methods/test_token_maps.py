@@ -26,10 +26,10 @@ POOLED = [
 @pytest.mark.parametrize("name", POOLED)
 def test_parts_of_a_pooled_logit_make_it_up(name: str) -> None:
     captured = capture(*built(name))
-    assert captured.logits is not None and captured.ending.head is not None
+    assert captured.logits is not None and captured.anatomy.head is not None
     for number in (0, 5):
         parts = logit_parts(captured, torch.tensor([number, number]), centred=False)
-        bias = captured.ending.head.bias[number]
+        bias = captured.anatomy.head.bias[number]
         assert torch.allclose(parts.sum(dim=1) + bias, captured.logits[:, number], atol=1e-4)
         assert parts.std() > 1e-4
 
@@ -50,9 +50,9 @@ def test_feature_components_equal_scikit_learns_up_to_sign() -> None:
     captured = capture(*built("own vit registers"))
     found = feature_components(captured, 3)
     assert found.shape == (2, 5, 4, 3)
-    assert captured.tokens is not None and captured.ending.norm is not None
+    assert captured.tokens is not None and captured.anatomy.norm is not None
     with torch.no_grad():
-        cells = captured.ending.norm(captured.tokens)[:, 3:].flatten(0, 1)
+        cells = captured.anatomy.norm(captured.tokens)[:, 3:].flatten(0, 1)
     expected = torch.from_numpy(PCA(3).fit_transform(cells.numpy())).view(2, 5, 4, 3)
     assert torch.allclose(found.abs(), expected.abs(), atol=1e-3)
     for k in range(3):

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from vision.inspection.methods.spec import METHODS
+
 SCRIPT = Path(__file__).parents[3] / "docs/attention_table.py"
 
 
@@ -18,6 +20,17 @@ def script() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_docs_have_the_methods_as_their_specs_describe_them(script: ModuleType) -> None:
+    text = (SCRIPT.parent / "attention.md").read_text()
+    assert script.methods_table() in text, "run: python docs/attention_table.py methods"
+    for name, spec in METHODS.items():
+        (row,) = [
+            line for line in text.splitlines() if line.startswith(f"| `{name}` | {spec.title}")
+        ]
+        assert spec.formula in row and spec.reference in row
+        assert all(f"`{option}`" in row for option in spec.options)
 
 
 def write(folder: Path, energy: float, **changes: Any) -> str:

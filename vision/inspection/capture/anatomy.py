@@ -1,31 +1,17 @@
 """The parts of a model beside its attention: prefix tokens, patches, final norm, pooling, head."""
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
 from vision.inspection.capture.layout import prefix_names
-from vision.inspection.capture.recording import CaptureError, Ending
+from vision.inspection.capture.recording import Anatomy, CaptureError, Pool
 from vision.models.layers import Grid
 from vision.models.swin import Swin
 from vision.models.vit import ViT
 
 HEADS = ("head", "heads", "classifier", "fc")
 """Names of the layers that map features to classes."""
-
-
-@dataclass(frozen=True, eq=False)
-class Anatomy:
-    """What captures need to know of one model, this project's or another's."""
-
-    prefix: tuple[str, ...]
-    patch: Grid
-    """Pixels from one token of the first layer to the next."""
-    ending: Ending
-    last: nn.Module | None
-    """The module whose input or output are the last tokens before the final norm."""
-    last_is: Literal["input", "output"] = "input"
 
 
 def own_model(model: nn.Module) -> ViT | Swin | None:
@@ -39,8 +25,8 @@ def anatomy_of(model: nn.Module) -> Anatomy:
     if isinstance(own, ViT):
         return _own_vit(own)
     if isinstance(own, Swin):
-        ending = Ending("mean", own.norm, norm_after=False, head=_linear(own.head))
-        return Anatomy((), own.patch_embed.patch, ending, own.norm)
+        patch = own.patch_embed.patch
+        return Anatomy((), patch, "mean", own.norm, _linear(own.head), last=own.norm)
     inner: Any = _unwrapped(model)
     patch = patch_of(model)
     match type(inner).__module__.split(".")[0]:
@@ -51,7 +37,7 @@ def anatomy_of(model: nn.Module) -> Anatomy:
         case "transformers":
             return _transformers(inner, patch)
         case _:
-            return Anatomy(_prefix(inner), patch, Ending("other", None, False, None), None)
+            return Anatomy(_prefix(inner), patch)
 
 
 def has_head(model: nn.Module) -> bool:
@@ -98,8 +84,8 @@ def _own_vit(model: ViT) -> Anatomy:
     # Layers between pooling and head leave no exact split of a logit over tokens.
     between = model.representation is not None or model.projection is not None
     head = None if between else _linear(model.head)
-    ending = Ending(pool, model.norm, config.pool_norm == "after", head)
-    return Anatomy(prefix, model.patch_embed.patch, ending, model.blocks[-1], "output")
+    after, patch = config.pool_norm == "after", model.patch_embed.patch
+    return Anatomy(prefix, patch, pool, model.norm, head, after, model.blocks[-1], "output")
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
@@ -112,31 +98,29 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 def _timm(model: Any, patch: Grid) -> Anatomy:
     if is_swin(model):
-        pool: Any = "mean" if model.head.global_pool.pool_type == "avg" else "other"
-        ending = Ending(pool, model.norm, False, _linear(model.head.fc))
-        return Anatomy((), patch, ending, model.norm)
+        pool: Pool = "mean" if model.head.global_pool.pool_type == "avg" else "other"
+        return Anatomy((), patch, pool, model.norm, _linear(model.head.fc), last=model.norm)
     norm = getattr(model, "norm", None)
     after = getattr(model, "fc_norm", None)
     norm_after = after is not None and not isinstance(after, nn.Identity)
-    pool = {"token": "class", "avg": "mean"}.get(getattr(model, "global_pool", ""), "other")
+    pools: dict[str, Pool] = {"token": "class", "avg": "mean"}
+    pool = pools.get(getattr(model, "global_pool", ""), "other")
     if hasattr(model, "head_dist"):
         pool = "class and distillation"
     if norm_after and norm is not None and not isinstance(norm, nn.Identity):
         pool = "other"  # two norms: no exact split over tokens
     head = _linear(getattr(model, "head", None))
-    ending = Ending(pool, after if norm_after else norm, norm_after, head)
-    return Anatomy(_prefix(model), patch, ending, norm)
+    last_norm = after if norm_after else norm
+    return Anatomy(_prefix(model), patch, pool, last_norm, head, norm_after, norm)
 
 
 def _torchvision(model: Any, patch: Grid) -> Anatomy:
     if is_swin(model):
-        ending = Ending("mean", model.norm, False, _linear(model.head))
-        return Anatomy((), patch, ending, model.norm)
+        return Anatomy((), patch, "mean", model.norm, _linear(model.head), last=model.norm)
     if not hasattr(model, "encoder"):
-        return Anatomy((), patch, Ending("other", None, False, None), None)
-    norm = model.encoder.ln
-    ending = Ending("class", norm, False, _linear(getattr(model.heads, "head", None)))
-    return Anatomy(("class",), patch, ending, norm)
+        return Anatomy((), patch)
+    norm, head = model.encoder.ln, _linear(getattr(model.heads, "head", None))
+    return Anatomy(("class",), patch, "class", norm, head, last=norm)
 
 
 def _transformers(model: Any, patch: Grid) -> Anatomy:
@@ -144,7 +128,7 @@ def _transformers(model: Any, patch: Grid) -> Anatomy:
     norm = getattr(base, "layernorm", None)
     head = _linear(getattr(model, "classifier", None))
     if is_swin(model):
-        return Anatomy((), patch, Ending("mean", norm, False, head), norm)
+        return Anatomy((), patch, "mean", norm, head, last=norm)
     embeddings = getattr(base, "embeddings", None)
     registers = getattr(embeddings, "register_tokens", None)
     prefix = prefix_names(
@@ -152,12 +136,12 @@ def _transformers(model: Any, patch: Grid) -> Anatomy:
         distillation=getattr(embeddings, "distillation_token", None) is not None,
         registers=0 if registers is None else registers.shape[1],
     )
-    pool: Any = "class" if "class" in prefix else "other"
+    pool: Pool = "class" if "class" in prefix else "other"
     if hasattr(model, "distillation_classifier"):
         pool = "class and distillation"
     elif head is not None and norm is not None and head.in_features == 2 * norm.weight.numel():
         pool = "class and mean"  # DINOv2 puts both side by side
-    return Anatomy(prefix, patch, Ending(pool, norm, False, head), norm)
+    return Anatomy(prefix, patch, pool, norm, head, last=norm)
 
 
 def _prefix(model: Any) -> tuple[str, ...]:

@@ -142,7 +142,7 @@ def _run(
                     depth=len(recorder.names),
                     tokens=tokens[0] if tokens and tokens[0].shape[1] == layout.tokens else None,
                     layout=layout,
-                    ending=anatomy.ending,
+                    anatomy=anatomy,
                     image_size=size,
                     pooling=recorder.pooling,
                 )

@@ -16,10 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vision.inspection.capture.anatomy import Anatomy
 from vision.inspection.capture.foreign_windows import shift_regions, window_index
 from vision.inspection.capture.layout import Layout
-from vision.inspection.capture.recording import CaptureError, Recorder, check_output
+from vision.inspection.capture.recording import Anatomy, CaptureError, Recorder, check_output
 from vision.models.layers import Grid, ceil_div
 
 SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}

@@ -1,4 +1,4 @@
-"""Hooks that are taken away again: evaluation mode, residual shares, tokens before the norm."""
+"""Temporary hooks: evaluation mode, residual shares, tokens before the norm."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 BRANCHES = ("drop_path1", "drop_path", "stochastic_depth", "dropout")
-"""How blocks call the module that their attention branch passes last before it is added."""
+"""Names of the last module of the attention branch in the blocks of different libraries."""
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and afterwards every module as it was."""
+    """Evaluation mode; afterwards every module has its former mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -27,7 +27,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def measuring_shares(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """‖branch‖ / (‖branch‖ + ‖x‖) of the attention branch of every block that runs, by name.
 
-    Tokens are in the order in which the block has them: (b …).
+    Tokens are in the order of the block: (b …).
     """
     shares: dict[str, Tensor] = {}
     handles = []
@@ -43,7 +43,7 @@ def measuring_shares(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 def _branch(block: nn.Module) -> nn.Module | None:
-    """The module that ends the attention branch of a block; None for what is no block."""
+    """The module that ends the attention branch of a block; None for other modules."""
     children = dict(block.named_children())
     if not any("norm" in type(child).__name__.lower() for child in children.values()):
         return None
@@ -59,7 +59,7 @@ def _measure(
         entered[:] = [first_tensor(args, kwargs).detach()]
 
     def add(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # The same module may end the MLP's branch too: the first call is the attention's.
+        # The same module may also end the branch of the MLP: the first call is the attention's.
         if entered:
             x = entered.pop()
             branch = first_tensor(args, kwargs).detach()

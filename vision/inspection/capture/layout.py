@@ -1,4 +1,4 @@
-"""Where the tokens of an attention layer lie in the image, so that no caller ever reshapes.
+"""The positions of an attention layer's tokens in the image, so that callers never reshape.
 
 Axes: b batch · h heads · w windows · t, s slots of a window (queries, keys) · n, m tokens (prefix
 tokens first, then cells row by row) · y, x rows and columns of the cell grid.
@@ -44,7 +44,7 @@ class Layout:
     index: Tensor | None = None
     """The cell in each slot, row by row, or `PADDING`: (w t)."""
     allowed: Tensor | None = None
-    """Which key slots the model lets a query slot attend to: (w t s). None: all."""
+    """True where a query slot may attend to a key slot: (w t s). None: everywhere."""
 
     @property
     def cells(self) -> int:
@@ -88,7 +88,7 @@ class Layout:
         )
 
     def box(self, cell: Cell) -> Box:
-        """The pixels of a cell, without what lies beyond the image."""
+        """The pixels of a cell, cut at the edge of the image."""
         y, x = cell
         height, width = self.image_size
         top, left = y * self.stride[0], x * self.stride[1]
@@ -141,7 +141,7 @@ class Layout:
         return values.flatten(-2)[..., self.slots]
 
     def padding(self) -> Tensor:
-        """Which slots hold no cell: (w t)."""
+        """True for slots without a cell: (w t)."""
         return self._windows() < 0
 
     def reach(self, place: Place) -> Tensor:
@@ -163,7 +163,7 @@ class Layout:
         return int(self.allowed[window, slot].sum())
 
     def outlines(self) -> list[Box]:
-        """The windows as they lie in the image, in cells; one that a shift wraps comes in pieces.
+        """The windows in the image, in cells; a window that a shift wraps comes in pieces.
 
         Cells of a window that the mask keeps apart are in different pieces.
         """
@@ -208,7 +208,7 @@ class Layout:
 
 
 def prefix_names(*, class_token: bool, distillation: bool, registers: int) -> tuple[str, ...]:
-    """The names of prefix tokens in the order in which every model has them."""
+    """The names of prefix tokens, in the order that all models share."""
     names = ["class"] * class_token + ["distillation"] * distillation
     return (*names, *(f"register {i + 1}" for i in range(registers)))
 

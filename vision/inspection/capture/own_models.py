@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vision.inspection.capture.anatomy import Anatomy, own_model
+from vision.inspection.capture.anatomy import own_model
 from vision.inspection.capture.layout import Layout
-from vision.inspection.capture.recording import Recorder, check_output
+from vision.inspection.capture.recording import Anatomy, Recorder, check_output
 from vision.models.attention import Observer
 from vision.models.layers import Grid, pad_to_multiple
 from vision.models.pooling import AttentionPool
@@ -42,12 +42,14 @@ def watching_own(
 @contextmanager
 def _observing(module: Any, observer: Observer) -> Iterator[None]:
     """While this lasts, a module has this observer."""
-    before = module.observer
+    before = vars(module).get("observer")
     module.observer = observer
     try:
         yield
     finally:
-        module.observer = before
+        del module.observer  # the class has the default
+        if before is not None:
+            module.observer = before
 
 
 def _record_pooling(recorder: Recorder, weights: Tensor) -> Tensor:
@@ -119,7 +121,7 @@ def _own_windows(stage: Stage, shape: StageShape, second: bool, stride: Grid, si
     windows = stage.windows(shape)
     rows, columns = shape.grid
     numbers = torch.arange(rows * columns, device=stage.tensors.device).view(1, 1, rows, columns)
-    # Padding is zero in the model: number cells from 1 to tell it from the first cell.
+    # Padding is zero in the model: number cells from 1 to distinguish the first from padding.
     slots = partition(pad_to_multiple(numbers + 1, shape.window) - 1, shape.window)
     shifted = second and windows.to_shifted is not None
     slots = windows.shift(slots) if shifted else slots

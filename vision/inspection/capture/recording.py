@@ -12,9 +12,13 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vision.inspection.capture.layout import Layout, Place
+from vision.models.layers import Grid
 
 Fusion = Literal["mean", "max", "min"]
-"""How the heads of a layer become one."""
+"""The reduction of the heads of a layer to one."""
+
+Pool = Literal["class", "mean", "class and distillation", "class and mean", "attention", "other"]
+"""What the head sees of the last tokens."""
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
@@ -37,9 +41,9 @@ class LayerAttention:
     """Of the target's logit with respect to the weights, of their shape."""
     share: Tensor | None = None
     """The measured part of the attention branch in the residual sum, ‖branch‖ / (‖branch‖ + ‖x‖),
-    by token (b n). None where the block's parts are not known."""
+    by token (b n). None where the block's parts are unknown."""
     inputs: Tensor | None = None
-    """What the attention was given (b n c); with gradients only."""
+    """The input of the attention (b n c); with gradients only."""
     inputs_gradient: Tensor | None = None
 
     @property
@@ -52,7 +56,7 @@ class LayerAttention:
         return self.layout.row(self.weights, place)
 
     def column(self, place: Place) -> Tensor:
-        """Who looks at a token: (b h n), zero outside its window."""
+        """The weights of all tokens on one: (b h n), zero outside its window."""
         return self.layout.column(self.weights, place)
 
     def need_gradient(self) -> Tensor:
@@ -63,15 +67,21 @@ class LayerAttention:
 
 
 @dataclass(frozen=True, eq=False)
-class Ending:
-    """How a model comes from its last tokens to its logits."""
+class Anatomy:
+    """The parts of a model beside its attention."""
 
-    pool: Literal["class", "mean", "class and distillation", "class and mean", "attention", "other"]
-    norm: nn.Module | None
+    prefix: tuple[str, ...]
+    patch: Grid
+    """Pixels from one token of the first layer to the next."""
+    pool: Pool = "other"
+    norm: nn.Module | None = None
     """The last norm."""
-    norm_after: bool
-    """Whether it follows the pooling."""
-    head: nn.Linear | None
+    head: nn.Linear | None = None
+    norm_after: bool = False
+    """Whether the last norm follows the pooling."""
+    last: nn.Module | None = None
+    """The module whose input or output are the last tokens before the final norm."""
+    last_is: Literal["input", "output"] = "input"
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,15 +93,15 @@ class Captured:
     logits: Tensor | None
     """(b classes); None for a model without a head."""
     targets: Tensor | None
-    """The classes that were asked for, and that gradients are of: (b)."""
+    """The target classes, also of the gradients: (b)."""
     layers: list[LayerAttention]
     depth: int
-    """How many attention layers the model has; `layers` may be a selection."""
+    """Number of attention layers of the model; `layers` may be a selection."""
     tokens: Tensor | None
     """The last tokens before the final norm: (b n c), prefix first."""
     layout: Layout
     """Of `tokens`."""
-    ending: Ending
+    anatomy: Anatomy
     image_size: tuple[int, int]
     pooling: Tensor | None = None
     """Shares of the last tokens in what an attention pooling sees, mean over its heads: (b n)."""
@@ -125,7 +135,7 @@ class Captured:
 
 
 class CaptureError(RuntimeError):
-    """Attention that cannot be had, or that does not pass its checks."""
+    """Attention that cannot be captured, or that fails its checks."""
 
 
 @dataclass
@@ -268,8 +278,8 @@ def check_rows(name: str, weights: Tensor) -> None:
     apart = (weights.detach().sum(dim=-1) - 1).abs().max().item()
     if not apart <= TOLERANCE.get(weights.dtype, 1e-2):
         raise CaptureError(
-            f"The rows of what was taken for the attention of {name} do not sum to 1 "
-            f"(off by {apart:.2g}): this is not softmax attention."
+            f"The rows of the supposed attention of {name} do not sum to 1 "
+            f"(difference {apart:.2g}): this is not softmax attention."
         )
 
 
@@ -279,7 +289,7 @@ def check_output(name: str, explicit: Tensor, fused: Tensor) -> None:
     size = max(1.0, fused.abs().max().item())
     if not apart <= TOLERANCE.get(explicit.dtype, 1e-2) * size:
         raise CaptureError(
-            f"The attention of {name} times its values is off by {apart:.2g} from the output of "
+            f"The attention of {name} times its values differs by {apart:.2g} from the output of "
             "the fused kernel: these are not the weights that the model uses."
         )
 
@@ -310,7 +320,7 @@ def _share(layer: LayerAttention, shares: Mapping[str, Tensor], slots: bool) -> 
 
 
 def _by_token(values: Tensor | None, layout: Layout, batch: int) -> Tensor | None:
-    """What an attention module was given, or its gradient, as (b n c)."""
+    """The input of an attention module, or its gradient, as (b n c)."""
     if values is None:
         return None
     values = values.detach()

@@ -25,7 +25,7 @@ TOWERING = 4
 
 
 @dataclass
-class Encoder:
+class RowEncoder:
     """Numbers one after another, deflated as they are added."""
 
     limit: int | None
@@ -54,7 +54,7 @@ class Encoder:
 
     def add_floats(self, values: Tensor) -> Reference:
         """Add a tensor in single precision."""
-        return self.add(as_floats(values).ravel())
+        return self.add(as_array(values).ravel())
 
     def add_rows(self, values: Numbers, bits: int, tolerance: float | None) -> dict[str, Any]:
         """Add rows (r s) of numbers from 0, companded; None: without corrections."""
@@ -113,11 +113,7 @@ def _nibbles(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return (flat[0::2] | (flat[1::2] << 4)).astype(np.uint8)
 
 
-def as_floats(values: Tensor) -> npt.NDArray[np.float32]:
-    """As a single-precision array."""
-    return values.detach().cpu().float().numpy()
-
-
-def as_numbers(values: Tensor) -> Numbers:
-    """As an array of the same type."""
-    return values.detach().cpu().numpy()
+def as_array(values: Tensor) -> Numbers:
+    """On the CPU, floating-point numbers in single precision."""
+    values = values.detach().cpu()
+    return (values.float() if values.is_floating_point() else values).numpy()

@@ -19,7 +19,7 @@ from vision.inspection.explain import (
 from vision.inspection.methods.attribution import attribute
 from vision.inspection.methods.gradients import gradient_weighted
 from vision.inspection.methods.rollout import seed_of
-from vision.inspection.methods.token_maps import cam_seed, norm_map
+from vision.inspection.methods.token_maps import NormMap, cam_seed, norm_map
 
 FINISHED = ("attention_gradcam", "token_gradcam", "cam")
 """Methods for a class whose maps are stored; the page computes the others itself."""
@@ -46,9 +46,8 @@ class PageContent:
     pool: Tensor | None
     """What the model pools, as shares of the last tokens: (n). None: unknown."""
     classes: list[PageClass]
-    norms: Tensor | None
-    """Lengths of the last tokens before the final norm, by cell: (y x)."""
-    outliers: Tensor | None
+    norms: NormMap | None
+    """Lengths of the last tokens before the final norm."""
 
 
 def gather(
@@ -59,13 +58,11 @@ def gather(
     names: of all classes. classes: the number of most probable classes to explain, or numbers.
     """
     captured = passes.plain
-    norms = norm_map(captured) if captured.tokens is not None else None
     return PageContent(
         captured=captured,
-        pool=None if captured.ending.pool == "other" else seed_of(captured)[0, 0],
+        pool=None if captured.anatomy.pool == "other" else seed_of(captured)[0, 0],
         classes=_classes(passes, names, classes),
-        norms=None if norms is None else norms.norms[0],
-        outliers=None if norms is None else norms.outliers[0],
+        norms=norm_map(captured) if captured.tokens is not None else None,
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vision.inspection.capture.layout import Layout
 from vision.inspection.capture.recording import Captured, Fusion, LayerAttention, fuse
-from vision.inspection.explorer.encoding import Encoder, Numbers, as_floats, as_numbers
+from vision.inspection.explorer.encoding import Numbers, RowEncoder, as_array
 from vision.inspection.explorer.gather import PageClass, PageContent
 
 FORMAT = 1
@@ -89,7 +89,7 @@ def pack(content: PageContent, *, limit: int) -> Packed:
         if keeps in tried and not content.classes:
             continue  # differs from a rung that was too large only in classes, and there are none
         tried.add(keeps)
-        encoder = Encoder(limit if rung is not LADDER[-1] else None)
+        encoder = RowEncoder(limit if rung is not LADDER[-1] else None)
         header = _header(content, rung, encoder)
         if header is None:
             continue
@@ -104,7 +104,7 @@ def pack(content: PageContent, *, limit: int) -> Packed:
     )
 
 
-def _header(content: PageContent, rung: Rung, encoder: Encoder) -> dict[str, Any] | None:
+def _header(content: PageContent, rung: Rung, encoder: RowEncoder) -> dict[str, Any] | None:
     """The description of the numbers; None where they do not fit."""
     captured = content.captured
     places: dict[tuple[Any, ...], int] = {}
@@ -119,6 +119,10 @@ def _header(content: PageContent, rung: Rung, encoder: Encoder) -> dict[str, Any
         if encoder.full:
             return None
     classes = [_class(c, i, rung, encoder) for i, c in enumerate(content.classes)]
+    maps: dict[str, Any] = {}
+    if content.norms is not None:
+        maps["norms"] = encoder.add_floats(content.norms.norms[0])
+        maps["outliers"] = content.norms.outliers[0].flatten().nonzero()[:, 0].tolist()
     header = {
         "format": FORMAT,
         "model": captured.model,
@@ -127,7 +131,7 @@ def _header(content: PageContent, rung: Rung, encoder: Encoder) -> dict[str, Any
         "layers": layers,
         "pool": _pool(content.pool, captured),
         "classes": classes,
-        "maps": _maps(content, encoder),
+        "maps": maps,
         "rung": {"number": rung.number, "of": len(LADDER), "says": rung.says},
         "fusions": list(rung.planes or _FUSED),
         "largest_error": encoder.largest_error,
@@ -135,7 +139,7 @@ def _header(content: PageContent, rung: Rung, encoder: Encoder) -> dict[str, Any
     return None if encoder.full else header
 
 
-def _layout(layout: Layout, encoder: Encoder) -> dict[str, Any]:
+def _layout(layout: Layout, encoder: RowEncoder) -> dict[str, Any]:
     place: dict[str, Any] = {
         "prefix": list(layout.prefix),
         "grid": list(layout.grid),
@@ -146,18 +150,18 @@ def _layout(layout: Layout, encoder: Encoder) -> dict[str, Any]:
         return place
     allowed = None
     if layout.allowed is not None:
-        allowed = encoder.add(np.packbits(as_numbers(layout.allowed).ravel(), bitorder="little"))
+        allowed = encoder.add(np.packbits(as_array(layout.allowed).ravel(), bitorder="little"))
     return place | {
         "window": list(layout.window or ()),
         "shift": list(layout.shift or ()),
         "windows": layout.index.shape[0],
-        "index": encoder.add(as_numbers(layout.index).astype(np.int32).ravel()),
+        "index": encoder.add(as_array(layout.index).astype(np.int32).ravel()),
         "allowed": allowed,
         "outlines": [list(box) for box in layout.outlines()],
     }
 
 
-def _layer(layer: LayerAttention, layout: int, rung: Rung, encoder: Encoder) -> dict[str, Any]:
+def _layer(layer: LayerAttention, layout: int, rung: Rung, encoder: RowEncoder) -> dict[str, Any]:
     weights = layer.weights[0].float()
     windowed = layer.layout.index is not None
     if windowed:
@@ -173,11 +177,11 @@ def _layer(layer: LayerAttention, layout: int, rung: Rung, encoder: Encoder) -> 
     }
     prefix = len(layer.layout.prefix)
     if not rung.planes:
-        planes = as_floats(weights)
+        planes = as_array(weights)
     else:
-        planes = np.stack([as_floats(fuse(weights, fusion, 0)) for fusion in rung.planes])
+        planes = np.stack([as_array(fuse(weights, fusion, 0)) for fusion in rung.planes])
         if prefix:
-            rows = as_floats(weights[:, :prefix])
+            rows = as_array(weights[:, :prefix])
             packed["head_rows"] = encoder.add_rows(rows.reshape(-1, rows.shape[-1]), 8, 0.001)
     if packed["pooled"]:
         planes = _pooled(planes, layer.layout)
@@ -186,12 +190,12 @@ def _layer(layer: LayerAttention, layout: int, rung: Rung, encoder: Encoder) -> 
     return packed
 
 
-def _class(evidence: PageClass, nth: int, rung: Rung, encoder: Encoder) -> dict[str, Any]:
+def _class(evidence: PageClass, nth: int, rung: Rung, encoder: RowEncoder) -> dict[str, Any]:
     matrices: list[dict[str, Any]] | None = None
     if rung.classes is None or nth < rung.classes:
         matrices = []
         for matrix in evidence.matrices:
-            rows = as_floats(matrix)
+            rows = as_array(matrix)
             matrices.append(encoder.add_rows(rows.reshape(-1, rows.shape[-1]), rung.bits, None))
             if encoder.full:
                 break
@@ -211,15 +215,6 @@ def _pool(shares: Tensor | None, captured: Captured) -> dict[str, Any] | None:
     return {"prefix": shares[:prefix].tolist(), "cells": float(shares[prefix:].sum())}
 
 
-def _maps(content: PageContent, encoder: Encoder) -> dict[str, Any]:
-    if content.norms is None or content.outliers is None:
-        return {}
-    return {
-        "norms": encoder.add_floats(content.norms),
-        "outliers": [int(i) for i in content.outliers.flatten().nonzero()],
-    }
-
-
 def _pooled(planes: Numbers, layout: Layout) -> Numbers:
     """Keys (… n) of which 2 × 2 cells are summed, prefix tokens left as they are."""
     prefix, (rows, columns) = len(layout.prefix), layout.grid
@@ -236,6 +231,6 @@ def _pooled(planes: Numbers, layout: Layout) -> Numbers:
 
 def _key(layout: Layout) -> tuple[Any, ...]:
     """Equal for equal layouts."""
-    index = b"" if layout.index is None else as_numbers(layout.index).tobytes()
-    allowed = b"" if layout.allowed is None else as_numbers(layout.allowed).tobytes()
+    index = b"" if layout.index is None else as_array(layout.index).tobytes()
+    allowed = b"" if layout.allowed is None else as_array(layout.allowed).tobytes()
     return (layout.prefix, layout.grid, layout.stride, layout.window, layout.shift, index, allowed)

@@ -25,10 +25,6 @@ class Caption:
     methods: tuple[str, ...] = ()
     """Each with its formula, options and reference."""
 
-    def with_facts(self, *facts: tuple[str, str]) -> "Caption":
-        """The same caption with more facts."""
-        return Caption(self.shows, (*self.facts, *facts), self.methods)
-
     def text(self, record: str = "") -> str:
         """The content of the file; `record` stands for everything that the figure depends on."""
         lines = [*textwrap.wrap(self.shows, 100), ""]

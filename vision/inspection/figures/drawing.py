@@ -84,7 +84,8 @@ class Drawing:
 
     def with_facts(self, *facts: tuple[str, str]) -> "Drawing":
         """The same drawing with more facts in its caption."""
-        return replace(self, caption=self.caption.with_facts(*facts))
+        caption = replace(self.caption, facts=(*self.caption.facts, *facts))
+        return replace(self, caption=caption)
 
     def encoded(self, kind: Kind) -> bytes:
         """The figure as a file of this kind; npz: its numbers."""

@@ -186,7 +186,7 @@ def attention_row(layer: LayerAttention, cell: Cell) -> Array:
 def _named(captured: Captured, query: Query) -> str:
     """A query in words."""
     if query == "pool":
-        pool = captured.ending.pool
+        pool = captured.anatomy.pool
         named = {
             "class": "the class token",
             "mean": "the mean of all cells",

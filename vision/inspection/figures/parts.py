@@ -124,7 +124,7 @@ def colour_bar(
         place["orientation"] = "horizontal"
     bar = figure.colorbar(ScalarMappable(norm, COLOURS), extend=extend, **place)
     bar.outline.set_linewidth(0.4)
-    bar.locator = MaxNLocator(4)
+    bar.locator = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10])
     bar.update_ticks()
     bar.set_label(label)
 

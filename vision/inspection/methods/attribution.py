@@ -179,17 +179,17 @@ def attribute(
 def methods_of(source: Captured | nn.Module) -> dict[str, str | None]:
     """Every method, with None where it is available for a model and else the reason why not."""
     if isinstance(source, Captured):
-        ending, logits = source.ending, source.logits is not None
+        anatomy, logits = source.anatomy, source.logits is not None
     else:
-        ending, logits = anatomy_of(source).ending, has_head(source)
+        anatomy, logits = anatomy_of(source), has_head(source)
     reasons: dict[str, str | None] = {}
     for name, spec in METHODS.items():
         reasons[name] = None
         if spec.for_class and not logits:
             reasons[name] = "the model returns no logits, so there is no class to explain."
-        elif spec.mean_pool and ending.pool != "mean":
-            reasons[name] = f"it needs the mean of the tokens, but the model pools: {ending.pool}."
-        elif spec.mean_pool and (ending.head is None or ending.norm is None):
+        elif spec.mean_pool and anatomy.pool != "mean":
+            reasons[name] = f"it needs the mean of the tokens, but the model pools: {anatomy.pool}."
+        elif spec.mean_pool and (anatomy.head is None or anatomy.norm is None):
             reasons[name] = "it needs a linear head after a norm."
     return reasons
 

@@ -161,7 +161,7 @@ def seed_of(captured: Captured, query: Query = "pool", *, layer: int | str = -1)
     layout = captured.layout if layer == -1 else captured.layer(layer).layout
     reference = captured.layers[-1].weights
     shares = reference.new_zeros(layout.tokens)
-    if query == "pool" and captured.ending.pool == "attention":
+    if query == "pool" and captured.anatomy.pool == "attention":
         assert captured.pooling is not None  # recorded with every layer
         return captured.pooling[:, None]
     if query == "pool":
@@ -176,7 +176,7 @@ def seed_of(captured: Captured, query: Query = "pool", *, layer: int | str = -1)
 
 
 def _pooled(captured: Captured) -> list[tuple[str, float]]:
-    match captured.ending.pool:
+    match captured.anatomy.pool:
         case "class":
             return [("class", 1.0)]
         case "mean":

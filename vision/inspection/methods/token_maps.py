@@ -1,4 +1,4 @@
-"""What the last tokens say: class activation maps, principal components, norms.
+"""Maps from the last tokens: class activation maps, principal components, norms.
 
 Axes: b batch · n tokens · c width · k components · y, x rows and columns of cells.
 """
@@ -30,8 +30,7 @@ def last_tokens(captured: Captured) -> Tensor:
     """The tokens before the final norm, or an error."""
     if captured.tokens is None:
         raise ValueError(
-            f"The last tokens of {captured.model} could not be captured: which of its modules is "
-            "the final norm is not known."
+            f"The last tokens of {captured.model} could not be captured: its final norm is unknown."
         )
     return captured.tokens
 
@@ -59,8 +58,8 @@ def feature_components(captured: Captured, components: int = 3) -> Tensor:
     equal images.
     """
     tokens = last_tokens(captured)[:, len(captured.layout.prefix) :].float()
-    norm = captured.ending.norm
-    if norm is not None and not captured.ending.norm_after:
+    norm = captured.anatomy.norm
+    if norm is not None and not captured.anatomy.norm_after:
         with torch.no_grad():
             tokens = norm(tokens.to(_dtype(norm))).float()
     flat = rearrange(tokens, "b n c -> (b n) c")
@@ -77,11 +76,11 @@ def feature_components(captured: Captured, components: int = 3) -> Tensor:
 
 
 def logit_parts(captured: Captured, classes: Tensor, *, centred: bool) -> Tensor:
-    """How much each cell adds to the logits of one class per image (b): (b y·x), exactly.
+    """The exact part of each cell in the logit of one class per image (b): (b y·x).
 
     A linear head on a mean of tokens is a sum over tokens: y = Σ_j w · norm(x_j) / n + b. Where the
     norm follows the pooling its scale is that of the pooled token. centred: relative to the mean
-    over all classes, which takes away what speaks for every class alike.
+    over all classes, which removes evidence that all classes share.
     """
     head = _pooled_head(captured)
     parts = _parts(captured, head, head.weight[classes])
@@ -104,22 +103,22 @@ def cam_seed(captured: Captured, classes: Tensor) -> Tensor:
 
 
 def _pooled_head(captured: Captured) -> nn.Linear:
-    ending = captured.ending
-    if ending.pool != "mean" or ending.head is None or ending.norm is None:
+    anatomy = captured.anatomy
+    if anatomy.pool != "mean" or anatomy.head is None or anatomy.norm is None:
         raise ValueError(
             f"A class activation map needs a linear head on the mean of the tokens; "
-            f"{captured.model} pools: {ending.pool}. Use a gradient method instead."
+            f"{captured.model} pools: {anatomy.pool}. Use a gradient method instead."
         )
-    return ending.head
+    return anatomy.head
 
 
 def _parts(captured: Captured, head: nn.Linear, direction: Tensor) -> Tensor:
     """Each cell's part of w · pooled, without the constant: (b y·x). direction: (b c)."""
     tokens = last_tokens(captured)[:, len(captured.layout.prefix) :]
-    norm = captured.ending.norm
+    norm = captured.anatomy.norm
     assert norm is not None
     with torch.no_grad():
-        after = captured.ending.norm_after
+        after = captured.anatomy.norm_after
         tokens = _normed_as_pooled(norm, tokens) if after else norm(tokens)
         return torch.einsum("bnc,bc->bn", tokens, direction.to(tokens.dtype)) / tokens.shape[1]
 
@@ -137,7 +136,7 @@ def _normed_as_pooled(norm: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def _check_sum(captured: Captured, head: nn.Linear, parts: Tensor, classes: Tensor) -> None:
-    """Parts and bias make up the logit that the model gave."""
+    """Check that parts and bias add up to the logit of the model."""
     assert captured.logits is not None
     total = parts.sum(dim=1)
     if head.bias is not None:
@@ -146,8 +145,8 @@ def _check_sum(captured: Captured, head: nn.Linear, parts: Tensor, classes: Tens
     apart = (total - logits).abs().max().item()
     if not apart <= 1e-3 * max(1.0, logits.abs().max().item()):
         raise CaptureError(
-            f"The parts of the logit do not make it up (off by {apart:.2g}): {captured.model} does "
-            "more between its last norm and its head than take a mean."
+            f"The parts of the logit do not add up to it (difference {apart:.2g}): "
+            f"{captured.model} does more between its last norm and its head than take a mean."
         )
 
 

@@ -1,6 +1,6 @@
-"""What kind of heads a model has, and what it knows of positions, before any class is asked for.
+"""Statistics of heads, and of what a model has learned of positions, independent of classes.
 
-The images of the ViT paper's figure 7 (Dosovitskiy et al., ICLR 2021): distances (right),
+As in the ViT paper's figure 7 (Dosovitskiy et al., ICLR 2021): distances (right),
 position similarity (middle), patch filters (left); and for windows the bias by relative position.
 
 Axes: b batch · h heads · n tokens · w windows · t, s slots · y, x rows and columns.
@@ -19,12 +19,12 @@ from vision.inspection.capture.recording import Captured, LayerAttention
 
 @dataclass(frozen=True, eq=False)
 class HeadStatistics:
-    """Of one layer, each (b h): means over the cells that ask."""
+    """Statistics of one layer, each (b h): means over the querying cells."""
 
     name: str
     heads: tuple[int, ...]
     distance: Tensor
-    """Pixels between the centres of asking and attended cell; weights over cells sum to 1."""
+    """Pixels between the centres of querying and attended cell; weights over cells sum to 1."""
     entropy: Tensor
     """In nats, over all keys."""
     prefix_mass: Tensor
@@ -93,9 +93,9 @@ def _entropy(weights: Tensor) -> Tensor:
 
 
 def positionality(captured: Captured, model: nn.Module) -> list[Tensor]:
-    """How far each head is from one that looks at positions only, in nats: (b h) by layer.
+    """The divergence of each head from one that depends on positions only, in nats: (b h) by layer.
 
-    KL(A ‖ P), mean over the cells that ask; 0 is a head that pays no heed to content. For windows
+    KL(A ‖ P), mean over the querying cells; 0 is a head that ignores content. For windows
     with a bias P is the softmax of the bias alone; elsewhere it is the mean of A over the batch,
     which should then hold many different images.
     """

@@ -189,7 +189,7 @@ function carryColumn(layout, values, offset, seed, keep) {
   return out;
 }
 
-// The mass that a query's row puts on slots which are no part of the image.
+// The mass of a query's row on padding.
 function paddingMass(layer, offset, seed) {
   const { size, index, slot, padded } = layer.layout;
   let mass = 0;

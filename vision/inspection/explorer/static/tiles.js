@@ -126,7 +126,7 @@ function showChosen(page) {
   page.tiles.chosen = page.state.layer;
 }
 
-// Each cell as a block of pixels; hatched where there is no map.
+// Each cell as a block of pixels; hatched without a map.
 function fillTile(page, pixels, stride, ratio, box, map, crop, shared) {
   const [left, top] = [Math.round(box.x * ratio), Math.round(box.y * ratio)];
   const [wide, high] = [Math.round(box.wide * ratio), Math.round(box.high * ratio)];
