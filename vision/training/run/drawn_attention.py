@@ -2,7 +2,8 @@
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,7 +67,7 @@ def draw_attention(
     shown = images[:IMAGES].cpu()
     pixels = [np.ascontiguousarray(p) for p in rearrange(shown, "b c h w -> b h w c").numpy()]
     device = next(model.parameters()).device
-    with torch.compiler.set_stance("force_eager"):  # a compiled graph cannot be captured
+    with _uncompiled(model):
         looks = look_at(subject, pixels, classes=1, name=f"step {step}")
         heads = gather_heads(model, [normalizer(preprocess, device)(shown.to(device))])
     drawings = {
@@ -76,6 +77,23 @@ def draw_attention(
     if write:
         _write(drawings, heads, folder / "attention", step)
     return {name: _image(drawing) for name, drawing in drawings.items()}
+
+
+@contextmanager
+def _uncompiled(model: Classifier) -> Iterator[None]:
+    """Within, a model that was compiled in place runs eagerly: `capture` refuses compiled ones."""
+    compiled = [
+        (module, module._compiled_call_impl)
+        for module in model.modules()
+        if module._compiled_call_impl is not None
+    ]
+    try:
+        for module, _ in compiled:
+            module._compiled_call_impl = None
+        yield
+    finally:
+        for module, implementation in compiled:
+            module._compiled_call_impl = implementation
 
 
 def _write(drawings: dict[str, Drawing], heads: Heads, folder: Path, step: int) -> None:
