@@ -81,14 +81,14 @@ def test_settings_that_do_not_matter_to_learning_make_no_group(tmp_path: Path) -
     write_run(tmp_path / "a", "seed=0", "loader.workers=0", "output=/x", "name=a")
     write_run(tmp_path / "b", "seed=1", "loader.workers=2", "output=/y", "log.wandb=offline")
     comparison = compared(tmp_path)
-    assert len(comparison.groups) == 1 and comparison.differing == ()
+    assert len(comparison.groups) == 1 and not comparison.differing
 
 
 def test_groups_are_ordered_by_the_metric_and_show_only_what_differs(tmp_path: Path) -> None:
     for rate, value in (("0.001", 0.6), ("0.003", 0.8), ("0.01", 0.4)):
         write_run(tmp_path / rate, f"optimizer.learning_rate={rate}", top1=[value])
     comparison = compared(tmp_path)
-    assert comparison.differing == ("optimizer.learning_rate",)
+    assert comparison.differing == ["optimizer.learning_rate"]
     rates = [group.settings["optimizer.learning_rate"] for group in comparison.groups]
     assert rates == [0.003, 0.001, 0.01]
     assert [g.mean for g in compared(tmp_path, metric="loss").groups] == pytest.approx(
@@ -249,7 +249,7 @@ def test_run_that_a_link_leads_to_is_counted_once_under_its_own_name(tmp_path: P
         ("empty", "no run in empty"),
         ("a metric=top11", "no run has 'top11'. Did you mean 'top1'?"),
         ("a split=val_ema", "no run has evaluations of 'val_ema'"),
-        ("young", "none has been evaluated yet"),
+        ("young", "been evaluated yet"),
         ("a format=word", "format: should be 'table', 'csv', 'latex' or 'json'"),
         ("a metrik=top1", "metrik: unknown setting. Did you mean 'metric'?"),
         ("a output=a/metrics.jsonl/x", "cannot be written"),

@@ -279,7 +279,7 @@ def test_sweep_for_slurm_hands_over_each_job_once(tmp_path: Path) -> None:
     sweep += ["hydra.launcher.tasks_per_node=4", "hydra.launcher.max_num_timeout=9"]
     code, output = run(tmp_path, *sweep, **cluster(tmp_path))
     assert code == 0, output
-    assert "0 finished already, 0 with the cluster already, 2 handed over" in output
+    assert "0 finished already, 0 submitted already, 2 submitted now" in output
     assert "4711_0  " in output and "4711_1  " in output
     taken = (tmp_path / "taken").read_text()
     assert "#SBATCH --array=0-1" in taken and "#SBATCH --partition=gpu" in taken
@@ -288,7 +288,7 @@ def test_sweep_for_slurm_hands_over_each_job_once(tmp_path: Path) -> None:
     # Again: job 0 runs still; what was job 1 has ended without finishing its run.
     code, output = run(tmp_path, *sweep, **cluster(tmp_path))
     assert code == 0, output
-    assert "0 finished already, 1 with the cluster already, 1 handed over" in output
+    assert "0 finished already, 1 submitted already, 1 submitted now" in output
     assert "seed=1" in output and "seed=0" not in output
 
 
@@ -323,7 +323,7 @@ def test_submitted_job_of_two_tasks_warned_of_its_time_limit_goes_on_to_the_same
         assert code == 0, output
         if name == "warned":
             wait_until(lambda folder=folder: steps(folder, "seed=0") >= 3)  # type: ignore[misc]
-            controller = output.split("handed over.\n")[1].split()[0]
+            controller = output.split("submitted now.\n")[1].split()[0]
             children = Path(f"/proc/{controller}/task/{controller}/children").read_text()
             for child in children.split():  # as submitit does, shortly before the end
                 os.kill(int(child), signal.SIGUSR2)

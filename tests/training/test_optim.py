@@ -332,3 +332,6 @@ def test_head_parameters_are_those_of_the_classifying_layer() -> None:
         model_config("timm", name="resnet18"), (32, 32), classes=5, device="meta"
     )
     assert [p.shape[0] for p in head_parameters(baseline)] == [5, 5]
+    config = model_config("timm", name="deit_tiny_distilled_patch16_224")
+    distilled = build_model(config, (224, 224), classes=5, device="meta")
+    assert [p.shape[0] for p in head_parameters(distilled)] == [5, 5, 5, 5]  # of both heads

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from vision.config import ConfigError
 from vision.data.batches import evaluation_batches
-from vision.data.loader import Batch
 from vision.data.preprocess import Preprocess, normalizer
 from vision.data.sources.source import Source
 from vision.evaluation.evaluate import evaluation_mode
@@ -94,9 +93,13 @@ def _compute(
         if world.main:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context(replacing(path))
-        loader = task.image_loader(source)
+        loader, normalize = (
+            task.image_loader(source),
+            normalizer(task.data.preprocess, world.device),
+        )
         for batch in evaluation_batches(loader, batch_size, world.rank, world.size):
-            pooled = _pooled(task, batch, check=first == 0)
+            images = normalize(batch.images.to(world.device, non_blocking=True))
+            pooled = _pooled(task, images, check=first == 0)
             rows, readable = _all_rows(world, pooled, batch.ids)
             rows, readable = rows[: count - first], readable[: count - first]
             if world.main:
@@ -111,13 +114,12 @@ def _compute(
     return unreadable
 
 
-def _pooled(task: Task[Any], batch: Batch, check: bool) -> Tensor:
-    """The features of a batch. With `check`, the head alone must give the logits of the model."""
-    model, device = task.model, task.world.device
-    images = normalizer(task.data.preprocess, device)(batch.images.to(device, non_blocking=True))
+def _pooled(task: Task[Any], images: Tensor, check: bool) -> Tensor:
+    """The features of images. With `check`, the head alone must give the logits of the model."""
+    model = task.model
     if task.config.channels_last:
         images = images.contiguous(memory_format=torch.channels_last)
-    with autocast(task.config.precision, device):
+    with autocast(task.config.precision, task.world.device):
         tokens = model.forward_features(images)
         pooled = model.pool(tokens)
         if check:
