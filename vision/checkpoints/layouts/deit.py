@@ -5,7 +5,7 @@ for the class token and one for the distillation token. Both show in its shape. 
 a table (vit_*_rope_ape) has exactly DeiT-III's tensors: `infer_vit.py` asks which of them it is.
 """
 
-from vision.checkpoints.layouts.rules import IMAGENET, Table
+from vision.checkpoints.layouts.rules import IMAGENET, NameTable
 from vision.checkpoints.layouts.timm.timm_names import LAYER_SCALE, VIT
 
-to_ours = Table((*LAYER_SCALE, *VIT), preprocess=IMAGENET | {"interpolation": "bicubic"})
+to_ours = NameTable((*LAYER_SCALE, *VIT), preprocess=IMAGENET | {"interpolation": "bicubic"})

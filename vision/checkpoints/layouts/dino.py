@@ -4,7 +4,7 @@ Registers stand between class token and patches and have no position, as here. A
 DINOv2 sees the class token and the mean of the patches side by side.
 """
 
-from vision.checkpoints.layouts.rules import IMAGENET, Ignored, Rule, Table
+from vision.checkpoints.layouts.rules import IMAGENET, Ignored, NameTable, Rule
 from vision.checkpoints.layouts.timm.timm_names import VIT
 
 DINO = (
@@ -18,4 +18,4 @@ IGNORED = (
     Ignored(r"mask_token", "stands for hidden patches in pretraining"),
     Ignored(r"(dino_|ibot_)?head\.(mlp|last_layer)\..*", "the head of pretraining"),
 )
-to_ours = Table(DINO, IGNORED, IMAGENET | {"interpolation": "bicubic", "crop_ratio": 0.875})
+to_ours = NameTable(DINO, IGNORED, IMAGENET | {"interpolation": "bicubic", "crop_ratio": 0.875})

@@ -3,7 +3,7 @@
 The merging between two stages belongs to the end of the first one, not to the start of the second.
 """
 
-from vision.checkpoints.layouts.rules import BUFFERS, IMAGENET, Rule, Table, same, within
+from vision.checkpoints.layouts.rules import BUFFERS, IMAGENET, NameTable, Rule, same, within
 from vision.checkpoints.layouts.timm.timm_names import STAGE_BLOCK, SWIN_BLOCK
 
 SWIN = (
@@ -12,4 +12,4 @@ SWIN = (
     *within(STAGE_BLOCK, STAGE_BLOCK, SWIN_BLOCK),
     *within("layers.{s}.downsample", "layers.{s-1}.downsample", ("norm.*", "reduction.*")),
 )
-to_ours = Table(SWIN, BUFFERS, IMAGENET | {"interpolation": "bicubic", "crop_ratio": 0.875})
+to_ours = NameTable(SWIN, BUFFERS, IMAGENET | {"interpolation": "bicubic", "crop_ratio": 0.875})

@@ -174,7 +174,7 @@ def from_ours(rules: Sequence[Rule], tensors: Mapping[str, Tensor]) -> dict[str,
     return result
 
 
-class Table(NamedTuple):
+class NameTable(NamedTuple):
     """A layout whose tensors need no more than other names."""
 
     rules: tuple[Rule, ...]

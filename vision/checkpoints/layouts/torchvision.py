@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from vision.checkpoints.layouts import rules
-from vision.checkpoints.layouts.rules import BUFFERS, IMAGENET, Converted, Rule, Table, same, within
+from vision.checkpoints.layouts.rules import (
+    BUFFERS,
+    IMAGENET,
+    Converted,
+    NameTable,
+    Rule,
+    same,
+    within,
+)
 from vision.checkpoints.layouts.timm.timm_names import STAGE_BLOCK, SWIN_BLOCK
 
 _LAYER = "encoder.layers.encoder_layer_{i}"
@@ -45,7 +53,7 @@ SWIN = (
     # Buffers, which are written but not read.
     *within(STAGE_BLOCK, STAGE, ("attn.relative_position_index", "attn.relative_coords_table")),
 )
-vit_to_ours = Table((*VIT, *VIT_OLD), preprocess=IMAGENET)
+vit_to_ours = NameTable((*VIT, *VIT_OLD), preprocess=IMAGENET)
 
 
 def swin_to_ours(tensors: Mapping[str, Tensor]) -> Converted:

@@ -17,8 +17,8 @@ from vision.checkpoints.layouts.rules import (
     Asked,
     Change,
     Converted,
+    NameTable,
     Rule,
-    Table,
     same,
     within,
 )
@@ -137,4 +137,4 @@ def _unflatten_patches(result: Converted) -> None:
     result.changed[name] = "laid out anew"
 
 
-swin_to_ours = Table(SWIN, BUFFERS)
+swin_to_ours = NameTable(SWIN, BUFFERS)
