@@ -67,14 +67,13 @@ def compute_metrics(
     counts = class_counts(confusion, len(names))
     overall = [scores.loss, torch.ones_like(scores.loss), scores.top1, scores.top5]
     sums = torch.cat([torch.stack(overall).sum(1), counts.double().flatten()])
-    calibration = Calibration(reliability(scores, bins), scale(logits, labels, bins, seed))
-    curve = calibration.all
+    curve = reliability(scores, bins)
     return ModelMetrics(
         metrics=results(Tally(sums, len(names)))
         | {"nll": curve.nll, "brier": curve.brier, "ece": curve.ece},
         intervals={name: bootstrap.interval(values) for name, values in draws.items()},
         draws=draws,
-        calibration=calibration,
+        calibration=Calibration(curve, scale(logits, labels, bins, seed)),
         classes=class_metrics(counts, names),
         confused=confused_pairs(confusion, names, MOST_CONFUSED),
         confusion=confusion,

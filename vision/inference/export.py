@@ -42,9 +42,8 @@ class ExportError(UserError):
 
 @dataclass(frozen=True)
 class Exported:
-    """The files of an export, and its deviation from the model."""
+    """The file of an export, and its deviation from the model."""
 
-    folder: Path
     file: Path
     difference: float
     """Largest difference of a probability."""
@@ -80,7 +79,7 @@ def export(loaded: Loaded, config: ExportConfig) -> Exported:
             part.joinpath(name).write_text(text, encoding="utf-8")
         shutil.copymode(part / "README.md", file)  # some libraries write files for the owner only
         part.rename(folder)
-    return Exported(folder, folder / file.name, difference)
+    return Exported(folder / file.name, difference)
 
 
 def largest_difference(loaded: Loaded, run: Callable[[Tensor], Tensor]) -> float:

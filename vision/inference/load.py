@@ -78,13 +78,12 @@ class Loaded:
 
     def pixels(self, image: ImageInput) -> Pixels:
         """What the model sees of an image, as uint8 (height, width, channels)."""
-        channels = self.preprocess.channels
-        name = str(image) if isinstance(image, str | Path) else "the image"
+        name = "the image"
         if isinstance(image, str | Path):
-            image = Path(image).read_bytes()
+            name, image = str(image), Path(image).read_bytes()
         elif isinstance(image, Tensor):
             image = rearrange(image, "c h w -> h w c").cpu().numpy()
-        return evaluation_pixels(open_image(image, channels, name), self.preprocess)
+        return evaluation_pixels(open_image(image, self.preprocess.channels, name), self.preprocess)
 
     def batch(self, pixels: Sequence[Pixels]) -> Tensor:
         """Images from `pixels` as the model takes them: (b channels height width), normalised."""
