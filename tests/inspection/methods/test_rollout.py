@@ -258,7 +258,7 @@ def test_rollout_of_what_was_not_captured_says_so() -> None:
     with pytest.raises(ValueError, match="needs all 3 layers, but only 2"):
         rollout(some, seed_of(some))
     reduced = capture(model, images, reduce="mean")
-    with pytest.raises(ValueError, match="there is no 'max' of it"):
+    with pytest.raises(ValueError, match="'max' is not available"):
         rollout(reduced, seed_of(reduced), fusion="max")
     layer = made_layer(random_images(1, 1, 4, 4).softmax(-1), Layout((), (2, 2), (8, 8), (16, 16)))
     made = made_capture([layer])
