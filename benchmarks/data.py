@@ -49,7 +49,7 @@ from vision.data.configs import (
 from vision.data.loader import Loader, Pipeline
 from vision.data.order import BatchOrder
 from vision.data.preprocess import resolve_preprocess
-from vision.data.sources.build import build_source
+from vision.data.sources.build_source import build_source
 from vision.data.sources.source import Source
 from vision.data.tools.prepare import Settings, prepare_split
 

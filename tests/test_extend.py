@@ -68,7 +68,7 @@ import sys, torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 import vision
-from vision.inspection.methods.methods import attribute, methods_of
+from vision.inspection.methods.attribution import attribute, methods_of
 from vision.models.configs import ModelConfig
 
 assert vision.__file__.startswith(sys.argv[1]), vision.__file__

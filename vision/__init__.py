@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vision.checkpoints.open import load_weights
     from vision.config import ConfigError, parse
-    from vision.data.sources.build import build_source
+    from vision.data.sources.build_source import build_source
     from vision.inference.load import load
     from vision.inspection.figures.show import show_attention
     from vision.models.build import build_model
@@ -21,7 +21,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "ConfigError": "vision.config",
     "parse": "vision.config",
-    "build_source": "vision.data.sources.build",
+    "build_source": "vision.data.sources.build_source",
     "build_model": "vision.models.build",
     "load": "vision.inference.load",
     "load_weights": "vision.checkpoints.open",

@@ -17,7 +17,7 @@ from small_runs import small_config, words
 
 from vision.checkpoints.native.checkpoint import read_checkpoint, write_checkpoint
 from vision.cli.app import main
-from vision.data.sources.build import build_source
+from vision.data.sources.build_source import build_source
 
 QUICK = ["duration=6steps", "evaluate_every=6steps", "schedule.warmup=1steps"]
 

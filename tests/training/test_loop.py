@@ -29,7 +29,7 @@ from vision.data.images.decode import UnreadableImageError
 from vision.data.loader import Loader, Pipeline
 from vision.data.order import BatchOrder
 from vision.data.preprocess import normalizer, resolve_preprocess, usual_values
-from vision.data.sources.build import build_source
+from vision.data.sources.build_source import build_source
 from vision.evaluation.evaluated_model import own_data
 from vision.models.build import build_model
 from vision.training.configs import TrainConfig

@@ -87,7 +87,7 @@ def _info(config: InfoConfig, chosen: Choices) -> int:
             Console().print(opened.table())  # folds long lines, unlike print_wide
             _print(table(result))
         return 0
-    from vision.data.sources.build import describe
+    from vision.data.sources.build_source import describe
 
     if isinstance(config.model, AutoModelConfig):
         raise ConfigError(
@@ -115,7 +115,7 @@ def _data(config: DataCommandConfig, chosen: Choices) -> int:
     from vision.data.images.mixing import mix_batch
     from vision.data.order import BatchOrder
     from vision.data.preprocess import normalizer, resolve_preprocess, usual_values
-    from vision.data.sources.build import build_source, image_size
+    from vision.data.sources.build_source import build_source, image_size
     from vision.data.tools.contact_sheet import contact_sheet
 
     source = build_source(config.data, "train")

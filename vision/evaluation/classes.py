@@ -9,7 +9,7 @@ from torch import Tensor
 from vision.checkpoints.open import OpenedModel
 from vision.config import ConfigError, suggest
 from vision.data.configs import DataConfig
-from vision.data.sources.build import describe
+from vision.data.sources.build_source import describe
 from vision.data.sources.folder import shorten
 from vision.data.sources.source import Source
 from vision.data.sources.wordnet import imagenet_synsets, readable_names

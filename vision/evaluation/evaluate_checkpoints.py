@@ -12,7 +12,7 @@ from vision.config import ConfigError, pair
 from vision.data.batches import build_loader, evaluation_batches
 from vision.data.configs import DataConfig, ShapesConfig
 from vision.data.loader import Batch
-from vision.data.sources.build import build_source
+from vision.data.sources.build_source import build_source
 from vision.data.sources.source import Source
 from vision.evaluation.classes import match_classes
 from vision.evaluation.configs import Augmentation, EvalConfig

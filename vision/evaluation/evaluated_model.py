@@ -10,7 +10,7 @@ from vision.checkpoints.open import OpenedModel, open_model
 from vision.config import ConfigError
 from vision.data.configs import DataConfig, FolderConfig
 from vision.data.preprocess import Preprocess, resolve_preprocess
-from vision.data.sources.build import build_source
+from vision.data.sources.build_source import build_source
 from vision.data.sources.source import Source
 from vision.data.sources.table import with_saved_split
 from vision.evaluation.classes import class_names, match_classes

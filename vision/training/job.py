@@ -12,7 +12,7 @@ from vision.config import ConfigError
 from vision.data.configs import DataConfig, FolderConfig
 from vision.data.order import BatchOrder
 from vision.data.preprocess import resolve_preprocess, usual_values
-from vision.data.sources.build import build_source
+from vision.data.sources.build_source import build_source
 from vision.data.sources.subsets import imbalance
 from vision.data.sources.table import read_table, with_saved_split, write_table
 from vision.models.layers import Classifier

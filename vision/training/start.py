@@ -15,7 +15,7 @@ from vision.checkpoints.open import OpenedModel, open_model
 from vision.config import ConfigError, pair
 from vision.data.configs import PreprocessConfig
 from vision.data.preprocess import NAMES, Known, Preprocess
-from vision.data.sources.build import image_size
+from vision.data.sources.build_source import image_size
 from vision.data.sources.source import Source
 from vision.models.build import build_model
 from vision.models.configs import AutoModelConfig, ModelConfig

@@ -9,7 +9,7 @@ from source_settings import data_config, image_bytes, make_folder, shade_of
 from torchvision.datasets import ImageFolder
 
 from vision.config import ConfigError
-from vision.data.sources.build import build_source, describe, list_splits
+from vision.data.sources.build_source import build_source, describe, list_splits
 from vision.data.sources.source import Source
 from vision.data.sources.table import read_table, with_saved_split, write_table
 

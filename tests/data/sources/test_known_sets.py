@@ -15,7 +15,7 @@ from timm.data import ImageNetInfo
 from torchvision import datasets as torchvision_datasets
 
 from vision.config import ConfigError
-from vision.data.sources.build import build_source, describe, list_splits
+from vision.data.sources.build_source import build_source, describe, list_splits
 from vision.data.sources.class_names import CIFAR10, CIFAR100, FASHION_MNIST
 from vision.data.sources.known_sets import SETS
 from vision.data.sources.source import Source
@@ -64,7 +64,7 @@ import sys, yaml
 from pathlib import Path
 from vision.config import parse
 from vision.data.configs import DataConfig
-from vision.data.sources.build import describe
+from vision.data.sources.build_source import describe
 for name in ("shapes", "fashion_mnist", "cifar10", "cifar100", "imagenet"):
     values = yaml.safe_load(Path(sys.argv[1], name + ".yaml").read_text())
     spec = describe(parse(DataConfig, values))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from source_settings import data_config
 
-from vision.data.sources.build import build_source
+from vision.data.sources.build_source import build_source
 from vision.data.sources.shapes import CLASSES, COLOURS, KINDS, Shapes, two_objects
 from vision.data.sources.source import Source
 

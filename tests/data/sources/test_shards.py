@@ -12,7 +12,7 @@ from source_settings import data_config, image_bytes, make_tar, shade_of
 
 from vision.config import ConfigError
 from vision.data.sources import shard_index
-from vision.data.sources.build import build_source, describe
+from vision.data.sources.build_source import build_source, describe
 from vision.data.sources.shards import expand, find_shards
 from vision.data.sources.source import Source
 

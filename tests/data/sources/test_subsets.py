@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from source_settings import data_config
 
-from vision.data.sources.build import build_source
+from vision.data.sources.build_source import build_source
 from vision.data.sources.subsets import imbalance, nested_subset, split_by_fraction
 
 LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=80).map(

@@ -14,7 +14,7 @@ from vision.checkpoints.open import open_model
 from vision.data.batches import evaluation_batches
 from vision.data.loader import Loader, Pipeline
 from vision.data.preprocess import normalizer
-from vision.data.sources.build import build_source
+from vision.data.sources.build_source import build_source
 from vision.training.loop import train
 from vision.training.run.run_folder import PREEMPTED
 from vision.training.tasks import features

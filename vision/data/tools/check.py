@@ -13,7 +13,7 @@ from rich.table import Table
 
 from vision.data.configs import DataConfig, Split
 from vision.data.images.decode import decode
-from vision.data.sources.build import build_source, list_splits
+from vision.data.sources.build_source import build_source, list_splits
 from vision.data.sources.source import Source
 from vision.data.sources.subsets import imbalance
 from vision.data.tools.pool import ordered_map, track

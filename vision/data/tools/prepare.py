@@ -20,7 +20,7 @@ from rich.progress import Progress
 
 from vision.config import ConfigError
 from vision.data.configs import PrepareConfig, Split
-from vision.data.sources.build import build_source, list_splits
+from vision.data.sources.build_source import build_source, list_splits
 from vision.data.sources.shard_index import index_file, open_index
 from vision.data.sources.shards import DESCRIPTION, find_shards, read_description
 from vision.data.sources.source import Source

@@ -11,7 +11,7 @@ import numpy as np
 from vision.config import ConfigError
 from vision.data.configs import DataConfig, Split
 from vision.data.images.decode import Pixels, UnreadableImageError, decode
-from vision.data.sources.build import build_source
+from vision.data.sources.build_source import build_source
 from vision.data.sources.shapes import Shapes
 from vision.data.sources.source import StoredImage
 from vision.inspection.explain import Subject, shown_pixels
