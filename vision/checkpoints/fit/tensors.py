@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.fit.infer_vit import fold_register_rows, position_table
+from vision.checkpoints.fit.position_table import fold_register_rows, position_table
 from vision.checkpoints.fit.resize import (
     PositionMethod,
     change_channels,
