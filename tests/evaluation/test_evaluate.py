@@ -187,8 +187,8 @@ def test_static_biases_serve_every_batch_of_an_evaluation() -> None:
     model = small_model("swin_tiny", (32, 32))
     calls: list[int] = []
     attention = model.layers[0].blocks[0].attn  # type: ignore[union-attr, index]
-    original = attention.bias
-    attention.bias = lambda mask: (calls.append(1), original(mask))[1]
+    original = attention.position_bias
+    attention.position_bias = lambda: (calls.append(1), original())[1]
     run(model, evaluation_batches(loader(), 7))
     assert len(calls) == 1
 

@@ -78,7 +78,7 @@ BAD: dict[Callable[[Path, Path], object], tuple[int, str]] = {
     lambda run, path: path.write_bytes(b""): (1, "is empty (0 bytes)"),
     lambda run, path: path.write_text("my notes\n" * 90): (1, "is a text that starts with"),
     lambda run, path: path.write_text("<html>404</html>"): (1, "is a web page"),
-    an_image: (1, "is of no kind that is known"),
+    an_image: (1, "Readable are safetensors"),
     cut_short: (1, "is not complete"),
     cut_to_its_header: (1, "is not complete"),
     damaged: (1, "is damaged"),

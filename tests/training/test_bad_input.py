@@ -44,12 +44,12 @@ def test_data_folder_that_does_not_exist_is_named(
     assert not (tmp_path / "out" / "run").exists()
 
 
-@pytest.mark.parametrize("place", ["nowhere", "empty"])
+@pytest.mark.parametrize(("place", "code"), [("nowhere", 2), ("empty", 1)])
 def test_checkpoint_that_does_not_exist_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str, code: int
 ) -> None:
     (tmp_path / "empty").mkdir()
-    assert main(["eval", f"checkpoint={tmp_path / place}"]) == 2
+    assert main(["eval", f"checkpoint={tmp_path / place}"]) == code
     text = message(capsys)
     assert str(tmp_path / place) in text
     assert len(text.splitlines()) == 1
@@ -68,8 +68,8 @@ def test_checkpoint_damaged_or_of_another_kind_is_refused_by_eval(
     for name, content in (("cut", whole[:-10]), ("changed", bytes(changed))):
         (tmp_path / name).write_bytes(content)
     capsys.readouterr()
-    for name, code in (("cut", 1), ("changed", 1), ("foreign.pt", 2)):  # which lacks data=…
-        assert main(["eval", f"checkpoint={tmp_path / name}", "device=cpu"]) == code
+    for name in ("cut", "changed", "foreign.pt"):
+        assert main(["eval", f"checkpoint={tmp_path / name}", "device=cpu"]) == 1
         assert str(tmp_path / name) in message(capsys)
 
 

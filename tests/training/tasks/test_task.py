@@ -56,6 +56,8 @@ class Autoencoder(Classifier):
     def __init__(self, encoder: Classifier, size: int) -> None:
         super().__init__()
         self.encoder, self.head = encoder, nn.Linear(16, size)
+        for parameter in self.head.parameters():
+            nn.init.normal_(parameter, std=0.02, generator=torch.Generator().manual_seed(0))
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.encoder.pool(self.encoder.forward_features(images)))
