@@ -252,7 +252,7 @@ def test_model_of_another_size_compiles_and_exports_too(
 slow = pytest.mark.slow
 
 
-@training_and_evaluating
+@pytest.mark.parametrize("training", [True, pytest.param(False, marks=slow)], ids=["train", "eval"])
 @pytest.mark.parametrize(
     ("name", "changes"),
     [

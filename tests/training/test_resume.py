@@ -30,7 +30,11 @@ def kill_and_resume(
 
 
 @pytest.mark.parametrize(
-    ("workers", "steps"), [(0, [4]), (2, [11])], ids=["in this process", "two workers"]
+    ("workers", "steps"),
+    [
+        pytest.param(0, [4], id="in this process", marks=pytest.mark.slow),
+        pytest.param(2, [11], id="two workers"),
+    ],
 )
 def test_run_killed_in_an_epoch_ends_in_the_same_bits(
     tmp_path: Path, workers: int, steps: list[int]
@@ -108,7 +112,14 @@ def test_second_interrupt_ends_the_run_at_once_and_it_goes_on_to_the_same_bits(
     assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "ended"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGUSR1, marks=pytest.mark.slow),
+    ],
+)
 def test_run_asked_to_stop_saves_exits_75_and_goes_on_to_the_same_bits(
     tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -187,7 +187,7 @@ class Counter:
             self.passes[key] = self.passes.get(key, 0) + 1
 
 
-@pytest.mark.parametrize("score", [False, True])
+@pytest.mark.parametrize("score", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_every_image_is_captured_once_for_each_kind_of_pass(
     run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, score: bool
 ) -> None:

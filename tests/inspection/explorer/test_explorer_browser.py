@@ -503,7 +503,7 @@ def test_page_at_any_width_and_theme_fits_and_draws(
         assert colours > 20, name
     cut = page.page.evaluate(
         """() => [...document.querySelectorAll('aside *, header *, .readout *')].filter(node =>
-          node.getBoundingClientRect().right > node.closest('aside, header, .explanation')
+          node.getBoundingClientRect().right > node.closest('aside, header, .look')
             .getBoundingClientRect().right + 0.5).map(node => node.outerHTML.slice(0, 80))"""
     )
     assert cut == []

@@ -15,7 +15,7 @@ from vision.training.loop import train
 EVERY = ["duration=8steps", "evaluate_every=2steps", "attention_every=4steps"]
 
 
-@pytest.mark.parametrize("model", ["vit_mini", "swin_mini"])
+@pytest.mark.parametrize("model", ["vit_mini", pytest.param("swin_mini", marks=pytest.mark.slow)])
 def test_run_that_draws_attention_leaves_images_and_the_same_weights(
     tmp_path: Path, model: str
 ) -> None:
