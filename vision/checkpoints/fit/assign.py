@@ -78,6 +78,9 @@ def _fit(
     project, names = project_of(stored), stored.tensors.keys()
     method = position_method(project, names) if positions == "auto" else positions
     relative = window_method(project) if windows == "auto" else windows
+    for name, own in model.state_dict().items():  # resized in the precision of the model
+        if own.dtype == torch.float64 and name in fitting.tensors:
+            fitting.tensors[name] = fitting.tensors[name].to(own.dtype)
     if isinstance(model, ViT):
         fit_vit(model, fitting, sizes, method, relative)
     elif isinstance(model, Swin):
