@@ -108,15 +108,21 @@ def yaml_files() -> list[Path]:
 
 @pytest.mark.parametrize("file", yaml_files(), ids=lambda f: str(f.relative_to(CONFIGS)))
 def test_yaml_file_composes_and_parses(file: Path) -> None:
-    """A root file is a command's; a file in a group is a choice of the commands that have it."""
+    """A root file is a command's; a file in a group is a choice of a command that has it."""
     group, _, choice = file.relative_to(CONFIGS).with_suffix("").as_posix().partition("/")
     if not choice:
         check(group)
         return
     users = ["train"] if group in WHOLE_RUNS else users_of(group)
     assert users, f"no command has a setting '{group}'"
-    for command in users:
-        check(command, f"{group}={choice}")
+    check(users[0], f"{group}={choice}")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_takes_a_choice_of_every_group_that_it_has(command: str) -> None:
+    for group in COMMANDS[command].config.model_fields:
+        if choices := sorted((CONFIGS / group).glob("*.yaml")):
+            check(command, f"{group}={choices[0].stem}")
 
 
 WHOLE_RUNS = ("recipe", "experiment")

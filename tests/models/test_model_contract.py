@@ -203,7 +203,9 @@ def assert_compiled_is_equal(config: ModelConfig, training: bool, backend: str) 
 
 
 @every_kind
-@training_and_evaluating
+@pytest.mark.parametrize(
+    "training", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["train", "eval"]
+)
 def test_model_compiled_as_one_graph_gives_the_same_results(
     config: ModelConfig, training: bool
 ) -> None:
@@ -232,7 +234,9 @@ def assert_exported_is_equal(config: ModelConfig, training: bool) -> None:
 
 
 @every_kind
-@training_and_evaluating
+@pytest.mark.parametrize(
+    "training", [pytest.param(True, marks=pytest.mark.slow), False], ids=["train", "eval"]
+)
 def test_model_exported_with_any_batch_size_gives_the_same_logits(
     config: ModelConfig, training: bool
 ) -> None:

@@ -42,7 +42,9 @@ def built(config: AnySwinConfig, size: Grid, weights: Swin) -> Swin:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("case", CLIPPED)
-@pytest.mark.parametrize("size", [(48, 80), (16, 16), (10, 34)])
+@pytest.mark.parametrize(
+    "size", [(48, 80), (10, 34), pytest.param((16, 16), marks=pytest.mark.slow)]
+)
 def test_pinned_windows_give_the_logits_of_the_trained_model(
     version: str, case: str, size: Grid
 ) -> None:

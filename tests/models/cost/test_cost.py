@@ -197,7 +197,9 @@ SWIN_CHANGES: list[dict[str, Any]] = [
     {"padding": "attend", "positions": "none"},
 ]
 VARIATIONS = [("vit_mini", SMALL_VIT | changes, (35, 50)) for changes in VIT_CHANGES] + [
-    (name, SMALL_SWIN | changes, size)
+    pytest.param(
+        name, SMALL_SWIN | changes, size, marks=() if size == (35, 50) else pytest.mark.slow
+    )
     for name in ("swin_mini", "swinv2_mini")
     for changes in SWIN_CHANGES
     for size in ((32, 32), (35, 50))
