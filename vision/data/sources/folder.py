@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ FORMATS = {
 
 Formats of pixels only: a file named .jpg is never passed to an interpreter, as EPS's would be.
 """
-SUFFIXES = {suffix for suffixes in FORMATS.values() for suffix in suffixes}
+SUFFIXES = frozenset(chain.from_iterable(FORMATS.values()))
 """Files with other suffixes are not read as images; they are counted."""
 
 

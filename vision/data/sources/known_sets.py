@@ -30,17 +30,14 @@ class KnownSet:
     std: tuple[float, ...] | None = None
 
 
-def _named(*names: str) -> dict[Split, dict[str, Any]]:
-    """Return the arguments of sets with `split=…`, given train, val, test or train, test."""
-    splits: tuple[Split, ...] = ("train", "val", "test") if len(names) == 3 else ("train", "test")
-    return {split: {"split": name} for split, name in zip(splits, names, strict=True)}
-
-
+_TRAIN: Mapping[str, Any] = {"split": "train"}
+_VAL: Mapping[str, Any] = {"split": "val"}
+_TEST: Mapping[str, Any] = {"split": "test"}
 _TRAIN_OR_NOT: dict[Split, dict[str, Any]] = {"train": {"train": True}, "test": {"train": False}}
 _UNSPLIT: dict[Split, dict[str, Any]] = {"train": {}}
-_TRAIN_TEST = _named("train", "test")
-_TRAIN_VAL_TEST = _named("train", "val", "test")
-_TRAIN_VAL: dict[Split, dict[str, Any]] = {"train": {"split": "train"}, "val": {"split": "val"}}
+_TRAIN_TEST: Mapping[Split, Mapping[str, Any]] = {"train": _TRAIN, "test": _TEST}
+_TRAIN_VAL: Mapping[Split, Mapping[str, Any]] = {"train": _TRAIN, "val": _VAL}
+_TRAIN_VAL_TEST: Mapping[Split, Mapping[str, Any]] = {**_TRAIN_VAL, "test": _TEST}
 
 SETS: dict[str, KnownSet] = {
     "CIFAR10": KnownSet(
@@ -70,7 +67,7 @@ SETS: dict[str, KnownSet] = {
     ),
     "Caltech256": KnownSet(_UNSPLIT, 257, "caltech256/256_ObjectCategories/"),
     "CLEVRClassification": KnownSet(_TRAIN_VAL, 8, "clevr/CLEVR_v1.0/"),
-    "Country211": KnownSet(_named("train", "valid", "test"), 211, "country211/"),
+    "Country211": KnownSet({**_TRAIN_VAL_TEST, "val": {"split": "valid"}}, 211, "country211/"),
     "DTD": KnownSet(_TRAIN_VAL_TEST, 47, "dtd/dtd/ (images/, labels/)"),
     "EMNIST": KnownSet(
         _TRAIN_OR_NOT,
@@ -128,7 +125,9 @@ SETS: dict[str, KnownSet] = {
         std=(0.308,),
     ),
     "OxfordIIITPet": KnownSet(
-        _named("trainval", "test"), 37, "oxford-iiit-pet/ (images/, annotations/)"
+        {"train": {"split": "trainval"}, "test": _TEST},
+        37,
+        "oxford-iiit-pet/ (images/, annotations/)",
     ),
     "PCAM": KnownSet(_TRAIN_VAL_TEST, 2, "pcam/*.h5 (needs the package h5py)"),
     "Places365": KnownSet(

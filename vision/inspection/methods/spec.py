@@ -6,7 +6,7 @@ misspelt method or option is reported at once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vision.config import suggest
@@ -57,19 +57,15 @@ class MethodSpec:
 FUSIONS = ("mean", "max", "min")
 
 
-def _layer_number(default: int) -> Option:
-    return Option(default, "number of a layer", lambda v: type(v) is int)
-
-
-def _flag(default: bool) -> Option:
-    return Option(default, "true or false", lambda v: type(v) is bool)
-
-
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float)
 
 
 _LAYER = Option(-1, "number or name of a layer", lambda v: type(v) in (int, str))
+_START_LAYER = Option(0, "number of a layer", lambda v: type(v) is int)
+_END_LAYER = replace(_START_LAYER, default=-1)
+_OFF = Option(False, "true or false", lambda v: type(v) is bool)
+_ON = replace(_OFF, default=True)
 _HEAD = Option(
     "mean", "number of a head, mean, max or min", lambda v: type(v) is int or v in FUSIONS
 )
@@ -84,7 +80,7 @@ _ROLLOUT = {
     "fusion": _FUSION,
     "residual": _RESIDUAL,
     "discard": _DISCARD,
-    "start_layer": _layer_number(0),
+    "start_layer": _START_LAYER,
 }
 
 METHODS: dict[str, MethodSpec] = {
@@ -109,7 +105,7 @@ METHODS: dict[str, MethodSpec] = {
         "patches; in Swin also through shifted windows and merged cells. It is independent of the "
         "class: two objects in an image share one map. Values, MLPs and signs are ignored, so it "
         "shows where information can have come from and not what it did.",
-        {**_ROLLOUT, "end_layer": _layer_number(-1)},
+        {**_ROLLOUT, "end_layer": _END_LAYER},
         query=True,
         distribution=True,
     ),
@@ -124,8 +120,8 @@ METHODS: dict[str, MethodSpec] = {
         {
             "clamp": _CLAMP,
             "residual": _RESIDUAL,
-            "normalize": _flag(False),
-            "start_layer": _layer_number(0),
+            "normalize": _OFF,
+            "start_layer": _START_LAYER,
         },
         gradients=True,
         query=True,
@@ -139,7 +135,7 @@ METHODS: dict[str, MethodSpec] = {
         "from the query to a patch. It needs no residual weight and separates classes. Published "
         "rankings against rollout change with the model, and without a class token it is weaker: "
         "compare the scores.",
-        {"normalize": _flag(False), "start_layer": _layer_number(0)},
+        {"normalize": _OFF, "start_layer": _START_LAYER},
         gradients=True,
         query=True,
     ),
@@ -172,7 +168,7 @@ METHODS: dict[str, MethodSpec] = {
         "over classes; the parts add up to the logit exactly. It is as coarse as the last layer. "
         "A last token has seen the whole image, so its place can differ from the place of the "
         "evidence.",
-        {"centred": _flag(True)},
+        {"centred": _ON},
         last_tokens=True,
         mean_pool=True,
     ),
