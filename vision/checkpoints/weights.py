@@ -1,5 +1,6 @@
 """Weights from a place, under this project's names, with everything that is known about them."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,10 @@ Place = str | Path | Mapping[str, Tensor]
 
 BESIDE = {"config", "preprocessor", "open_clip", "arch"}
 """What other projects write beside weights, or with them, about the model and its images."""
+
+
+_UNNAMED = re.compile(r"model\.name=…(?: \(timm's name[^)]*\))?")
+"""The remedy of a refusal that does not know timm's name of the architecture."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,9 @@ def read_weights(
             known = record is None and BESIDE & beside.keys()
             metadata = read_metadata(beside) if known else Metadata("")
     except CheckpointError as error:
-        raise CheckpointError(f"{raw.path}: {error}") from error
+        name = read_metadata(beside, described=False).architecture
+        text = _UNNAMED.sub(f"model.name={name}", str(error)) if name else str(error)
+        raise CheckpointError(f"{raw.path}: {text}") from error
     return StoredWeights(
         path=raw.path,
         layout=layout,

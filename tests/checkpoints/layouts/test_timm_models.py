@@ -156,3 +156,11 @@ def test_architecture_that_timm_does_not_have_is_said(tmp_path: Path) -> None:
     found = open_model(tmp_path)
     assert found.config.heads == 3  # type: ignore[union-attr]
     assert any("VIT_base_patch16_224" in line for line in found.report.warnings)
+
+
+def test_refusal_names_the_architecture_that_timm_runs(tmp_path: Path) -> None:
+    name = "vit_relpos_small_patch16_224"
+    save_file(timm.create_model(name, depth=1).state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": name}))
+    with pytest.raises(CheckpointError, match=rf"model=timm model\.name={name}\."):
+        open_model(tmp_path)
