@@ -42,8 +42,16 @@ def read_metadata(extra: Mapping[str, Any], described: bool = True) -> Metadata:
         found = _from_config(config, extra, described)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"The JSON beside it cannot be used: {error!r}.") from error
-    found.architecture = config.get("architecture") or extra.get("arch")
+    found.architecture = architecture_of(extra)
     return found
+
+
+def architecture_of(extra: Mapping[str, Any]) -> str | None:
+    """timm's name of the architecture."""
+    config = extra.get("config")
+    name = config.get("architecture") if isinstance(config, Mapping) else None
+    name = name or extra.get("arch")
+    return name if isinstance(name, str) else None
 
 
 def _from_config(config: Mapping[str, Any], extra: Mapping[str, Any], described: bool) -> Metadata:

@@ -15,7 +15,7 @@ from vision.checkpoints.files.reading import read_raw
 from vision.checkpoints.files.remote import pretrained_config, resolve
 from vision.checkpoints.layouts.recognise import Layout, convert_names, recognise
 from vision.checkpoints.layouts.rules import Converted
-from vision.checkpoints.metadata import Metadata, read_metadata
+from vision.checkpoints.metadata import Metadata, architecture_of, read_metadata
 from vision.checkpoints.native.run_record import LoraRecord, RunRecord, run_record
 from vision.checkpoints.native.sizes import check_sizes
 from vision.models.lora import merge_tensors
@@ -94,7 +94,7 @@ def read_weights(
             known = record is None and BESIDE & beside.keys()
             metadata = read_metadata(beside) if known else Metadata("")
     except CheckpointError as error:
-        name = read_metadata(beside, described=False).architecture
+        name = architecture_of(beside)
         text = _UNNAMED.sub(f"model.name={name}", str(error)) if name else str(error)
         raise CheckpointError(f"{raw.path}: {text}") from error
     return StoredWeights(
