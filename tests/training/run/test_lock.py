@@ -17,6 +17,7 @@ from small_runs import small_config, words
 from started_runs import start_training, wait_for_step
 
 from vision.config import ConfigError
+from vision.files import write_text
 from vision.training.loop import train
 from vision.training.run.distributed import World
 from vision.training.run.lock import run_lock
@@ -31,7 +32,7 @@ def hold_with_a_child(folder: Path) -> None:
     """Take the lock, fork as a loader does, and stay."""
     with run_lock(Run(folder), ALONE):
         FORK.Process(target=time.sleep, args=(60,), daemon=True).start()
-        (folder / "status.json").write_text("{}")
+        write_text(folder / "status.json", "{}")  # seen as a whole or not at all
         time.sleep(60)
 
 
