@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 from vision.data.loader import Batch
 from vision.data.preprocess import Preprocess, normalizer
 from vision.evaluation.metrics import empty_tally, results, update
+from vision.models.build import Precision, autocast
 from vision.models.layers import static_bias
-from vision.models.precision import Precision, autocast
 
 
 def evaluate(

@@ -13,8 +13,8 @@ from vision.data.preprocess import Preprocess, normalizer
 from vision.evaluation.configs import Augmentation
 from vision.evaluation.evaluate import biases_once, evaluation_mode
 from vision.evaluation.views import average, views
+from vision.models.build import Precision, autocast
 from vision.models.layers import Classifier
-from vision.models.precision import Precision, autocast
 
 Reduce = Callable[[Tensor], Tensor]
 """Sums a tensor over all processes."""

@@ -1,5 +1,6 @@
-"""Models from configs, and devices from settings."""
+"""Models from configs, on the device and in the precision of the settings."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -13,6 +14,8 @@ from vision.models.vit import ViT
 
 if TYPE_CHECKING:
     from vision.models.timm import TimmModel
+
+Precision = Literal["fp32", "bf16", "fp16"]
 
 
 def build_model(
@@ -65,6 +68,13 @@ def pick_device(
             f"{torch.cuda.device_count()}. Start as many processes as there are GPUs."
         )
     return torch.device("cuda", local_rank)
+
+
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """Run matrix products in the 16 bits of a precision; softmax, norms and losses stay in 32."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16 if precision == "bf16" else torch.float16)
 
 
 def _build_timm(

@@ -1,5 +1,6 @@
 """The parts that ViT and Swin share."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -7,8 +8,12 @@ from typing import Any, Generic, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from vision.config import pair
+from vision.models.configs import ViTConfig
 
 Grid = tuple[int, int]
 """Rows and columns of a token grid, or height and width of an image."""
@@ -43,9 +48,13 @@ class Classifier(nn.Module):
         """The classifying layer, or both of a distilled model."""
         return [self.head]
 
+    def head_parameters(self) -> list[nn.Parameter]:
+        """The parameters of the classifying layers."""
+        return [parameter for head in self.heads() for parameter in head.parameters()]
+
     def head_names(self) -> set[str]:
         """Names of the parameters of the classifying layers."""
-        own = {id(parameter) for head in self.heads() for parameter in head.parameters()}
+        own = set(map(id, self.head_parameters()))
         return {name for name, parameter in self.named_parameters() if id(parameter) in own}
 
     def layer_of(self, parameter: str) -> int:
@@ -125,6 +134,33 @@ class PatchEmbed(nn.Module):
         """(b channels height width) → (b c y x), rounded up to multiples with zero pixels."""
         step = self.patch[0] * multiple[0], self.patch[1] * multiple[1]
         return self.proj(pad_to_multiple(images, step))
+
+
+class NormedPatches(PatchEmbed):
+    """LayerNorm of a patch's pixels, linear map, LayerNorm of the token (vit-pytorch)."""
+
+    def __init__(self, config: ViTConfig, channels: int) -> None:
+        patch = pair(config.patch_size)
+        super().__init__(channels, config.width, patch)
+        self.norm_before = nn.LayerNorm(channels * patch[0] * patch[1], eps=config.norm_eps)
+        self.norm_after = nn.LayerNorm(config.width, eps=config.norm_eps)
+
+    def forward(self, images: Tensor, multiple: tuple[int, int] = (1, 1)) -> Tensor:
+        """(b channels height width) → (b c y x)"""
+        p, q = self.patch
+        images = pad_to_multiple(images, (p * multiple[0], q * multiple[1]))
+        pixels = rearrange(images, "b c (y p) (x q) -> b y x (c p q)", p=p, q=q)
+        tokens = F.linear(self.norm_before(pixels), self.proj.weight.flatten(1), self.proj.bias)
+        return rearrange(self.norm_after(tokens), "b y x c -> b c y x")
+
+
+def build_stem(config: ViTConfig, channels: int) -> PatchEmbed:
+    """The stem of `config.stem`."""
+    match config.stem:
+        case "patch_normed":
+            return NormedPatches(config, channels)
+        case "patch" | "patch_no_bias" as kind:
+            return PatchEmbed(channels, config.width, pair(config.patch_size), kind == "patch")
 
 
 def quick_gelu(x: Tensor) -> Tensor:
@@ -252,3 +288,35 @@ def static_bias(model: nn.Module) -> Iterator[None]:
     finally:
         for module in holders:
             module.drop_biases()
+
+
+def trunc_normal(tensor: Tensor, std: float, generator: torch.Generator) -> None:
+    """Draw from a normal distribution, cut at ±2 in absolute terms as DeiT and Swin do."""
+    nn.init.trunc_normal_(tensor, std=std, generator=generator)
+
+
+def init_norms(module: nn.Module) -> None:
+    """Set every LayerNorm to the identity."""
+    for m in module.modules():
+        if isinstance(m, nn.LayerNorm):
+            nn.init.ones_(m.weight)
+            nn.init.zeros_(m.bias)
+
+
+def init_conv(conv: nn.Conv2d, kind: str, generator: torch.Generator) -> None:
+    """Draw a patch embedding.
+
+    `lecun`: variance 1 / fan-in and no bias, as in the ViT paper's code. `uniform`: weight and bias
+    within ±1 / √fan-in, torch's default, which DeiT and Swin left as it is.
+    """
+    bound = 1 / math.sqrt(conv.weight[0].numel())
+    if kind == "uniform":
+        nn.init.uniform_(conv.weight, -bound, bound, generator=generator)
+        if conv.bias is not None:
+            nn.init.uniform_(conv.bias, -bound, bound, generator=generator)
+        return
+    # A normal distribution cut at two deviations keeps this share of its standard deviation.
+    std = bound / 0.87962566103423978
+    nn.init.trunc_normal_(conv.weight, std=std, a=-2 * std, b=2 * std, generator=generator)
+    if conv.bias is not None:
+        nn.init.zeros_(conv.bias)

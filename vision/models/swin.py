@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from vision.config import pair
 from vision.models.attention import ObservedAttention, learns_on_cpu
 from vision.models.configs import AnySwinConfig
-from vision.models.initialization import init_conv, init_norms, trunc_normal
 from vision.models.layers import (
     Classifier,
     Derived,
@@ -32,8 +31,11 @@ from vision.models.layers import (
     Mlp,
     PatchEmbed,
     drop_path_rates,
+    init_conv,
+    init_norms,
     pad_to_multiple,
     run_block,
+    trunc_normal,
 )
 from vision.models.positions.added import resize_table
 from vision.models.windows import (

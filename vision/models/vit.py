@@ -1,7 +1,7 @@
 """The Vision Transformer (Dosovitskiy et al., ICLR 2021, section 3.1), one image in one sequence.
 
 Stem, positions, rotations, perceptron and pooling are each a choice of the config and a small class
-in a module of their own; this file puts them together.
+of their own; this file puts them together.
 
 Axes: b batch · c width · n tokens (prefix tokens first, then patches row by row) · h heads · d
 width of a head · y, x rows and columns of the patch grid.
@@ -14,22 +14,24 @@ from torch import Tensor, nn
 
 from vision.models.attention import ObservedAttention, width_of_head
 from vision.models.configs import ViTConfig
-from vision.models.initialization import init_conv, init_norms, trunc_normal
 from vision.models.layers import (
     Classifier,
     DropPath,
     GatedMlp,
     Grid,
     Mlp,
+    build_stem,
     drop_path_rates,
+    init_conv,
+    init_norms,
     run_block,
+    trunc_normal,
 )
 from vision.models.lora import linear_with_bias
 from vision.models.pooling import AttentionPool, build_pooling
 from vision.models.positions.added import added_positions
 from vision.models.positions.relative import RelativeBias
 from vision.models.positions.rotary import Rotation, rotary_positions, rotate
-from vision.models.stems import build_stem
 
 HEAD = ("norm", "pooling", "representation", "projection", "head", "head_dist")
 """Modules after the last block."""

@@ -15,8 +15,7 @@ from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from vision.models.configs import ViTConfig
-from vision.models.initialization import trunc_normal
-from vision.models.layers import Derived, Grid, full_precision
+from vision.models.layers import Derived, Grid, full_precision, trunc_normal
 
 
 class LearnedPositions(nn.Module):
