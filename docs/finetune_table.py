@@ -28,7 +28,7 @@ from vision.models.build import build_model
 from vision.models.configs import ModelConfig
 from vision.training.configs import TrainConfig
 from vision.training.optim import build_optimizer
-from vision.training.tune import freeze, set_modes
+from vision.training.tune import freeze
 
 
 def record_of(run: Path) -> dict[str, Any]:
@@ -60,7 +60,6 @@ def peak_bytes(record: dict[str, Any]) -> int:
             classes=len(record["classes"]),
         )
         freeze(model, config.tune, config.seed)
-        set_modes(model, config.tune)
         optimizer = build_optimizer(model, config.optimizer, 1e-4)
         F.cross_entropy(model(images), labels).backward()
         optimizer.step()

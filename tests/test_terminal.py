@@ -17,7 +17,7 @@ from vision.inference.predict import PredictedFile
 from vision.inference.predict import table as table_of_answers
 from vision.inference.visualize.score_table import table as table_of_scores
 from vision.terminal import plain, print_wide, progress_bar
-from vision.training.run.messages import Reporter
+from vision.training.run.log import Reporter
 
 NAMES = ["[/b]", "[red]x[/red]", "[bold", ":cat:", "a\\", "\\[b]", "[link=x]y[/link]"]
 """What rich would read as an error, a colour, an emoji, an escape or a link."""

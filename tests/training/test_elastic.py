@@ -88,10 +88,10 @@ def test_torchrun_asked_to_stop_saves_one_step_of_both_ranks_and_goes_on_to_the_
 NAN_IN_RANK_1 = """
 import os, sys
 from vision.cli.app import main
-from vision.training.tasks import loss
+from vision.training.tasks import classification
 if os.environ["RANK"] == "1":
-    real = loss.training_loss
-    loss.training_loss = lambda *arguments: real(*arguments) * float("nan")
+    real = classification.training_loss
+    classification.training_loss = lambda *arguments: real(*arguments) * float("nan")
 sys.exit(main(["train", *sys.argv[1:]]))
 """
 

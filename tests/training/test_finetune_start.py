@@ -22,7 +22,6 @@ from vision.config import ConfigError
 from vision.training import loop
 from vision.training.loop import train
 from vision.training.run.run_folder import PREEMPTED, Run
-from vision.training.tune import parameter_counts
 
 CPU = torch.device("cpu")
 
@@ -252,12 +251,6 @@ def test_models_name_weights_that_timm_has() -> None:
         assert values["pretrained"].startswith("timm:")
         assert values["pretrained"].removeprefix("timm:") in known | {"resnet50"}, name
     assert named >= 14
-
-
-def test_counts_tell_trained_from_all() -> None:
-    model = torch.nn.Linear(3, 2)
-    model.bias.requires_grad_(False)
-    assert parameter_counts(model) == (6, 8)
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ from vision.models.build import build_model
 from vision.training.configs import TrainConfig
 from vision.training.loop import train
 from vision.training.step import NonFiniteError
-from vision.training.tasks import loss as task_loss
+from vision.training.tasks import classification
 
 
 def plain_losses(config: TrainConfig, steps: int) -> list[float]:
@@ -170,14 +170,14 @@ def test_train_on_nonfinite_skip_goes_on_without_the_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
 
-    original = task_loss.training_loss
+    original = classification.training_loss
     calls = iter(range(1000))
 
     def sometimes_nan(*arguments: object) -> torch.Tensor:
         loss = original(*arguments)
         return loss * float("nan") if next(calls) == 2 else loss
 
-    monkeypatch.setattr(task_loss, "training_loss", sometimes_nan)
+    monkeypatch.setattr(classification, "training_loss", sometimes_nan)
     assert train(small_config(tmp_path, "on_nonfinite=skip", "duration=5steps"), "x") == 0
     assert "The step is skipped." in capsys.readouterr().out
     assert all(t.isfinite().all() for t in last_tensors(tmp_path).values())
@@ -214,7 +214,7 @@ def no_memory_on_a_cpu() -> None:
 def test_train_out_of_memory_names_peak_micro_batch_and_the_setting_to_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fail: Callable[[], None]
 ) -> None:
-    monkeypatch.setattr(task_loss, "training_loss", lambda *arguments: fail())
+    monkeypatch.setattr(classification, "training_loss", lambda *arguments: fail())
     expected = r"at 8 images per device \(peak [0-9.]+ GiB\).*max_batch_per_device=4"
     with pytest.raises(UserError, match=expected):
         train(small_config(tmp_path / "eight"), "x")
@@ -228,7 +228,7 @@ def test_train_max_batch_auto_finds_and_stores_what_fits_and_learns_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(small_config(tmp_path / "whole", "duration=4steps"), "x") == 0
-    original = task_loss.training_loss
+    original = classification.training_loss
     seen: list[int] = []
 
     def only_two_fit(logits: torch.Tensor, *others: object) -> torch.Tensor:
@@ -240,13 +240,13 @@ def test_train_max_batch_auto_finds_and_stores_what_fits_and_learns_the_same(
         return original(logits, *others)
 
     words = ["duration=4steps", "max_batch_per_device=auto", "checkpoint.every=1steps"]
-    monkeypatch.setattr(task_loss, "training_loss", only_two_fit)
+    monkeypatch.setattr(classification, "training_loss", only_two_fit)
     with pytest.raises(KeyboardInterrupt):
         train(small_config(tmp_path / "auto", *words), "x")
     assert "8 = 2 per device × 1 device × 4 accumulated" in capsys.readouterr().out
     assert status(tmp_path / "auto")["micro_batch"] == 2
     # A resumed run takes as many at once, though more would fit now.
-    monkeypatch.setattr(task_loss, "training_loss", original)
+    monkeypatch.setattr(classification, "training_loss", original)
     assert train(small_config(tmp_path / "auto", *words), "x") == 0
     assert "8 = 2 per device × 1 device × 4 accumulated" in capsys.readouterr().out
     losses = [[e["loss"] for e in metrics(tmp_path / name)] for name in ("whole", "auto")]

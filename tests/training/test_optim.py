@@ -16,7 +16,6 @@ from vision.models.layers import Classifier
 from vision.training.configs import OptimizerConfig
 from vision.training.optim import (
     build_optimizer,
-    head_parameters,
     parameter_groups,
     set_learning_rate,
 )
@@ -327,11 +326,11 @@ def test_optimizer_of_a_missing_package_says_what_it_needs(name: str) -> None:
 
 def test_head_parameters_are_those_of_the_classifying_layer() -> None:
     model = small_model("swin_tiny", (32, 32))
-    assert [id(p) for p in head_parameters(model)] == [id(p) for p in model.head.parameters()]
+    assert [id(p) for p in model.head_parameters()] == [id(p) for p in model.head.parameters()]
     baseline: Any = build_model(
         model_config("timm", name="resnet18"), (32, 32), classes=5, device="meta"
     )
-    assert [p.shape[0] for p in head_parameters(baseline)] == [5, 5]
+    assert [p.shape[0] for p in baseline.head_parameters()] == [5, 5]
     config = model_config("timm", name="deit_tiny_distilled_patch16_224")
     distilled = build_model(config, (224, 224), classes=5, device="meta")
-    assert [p.shape[0] for p in head_parameters(distilled)] == [5, 5, 5, 5]  # of both heads
+    assert [p.shape[0] for p in distilled.head_parameters()] == [5, 5, 5, 5]  # of both heads

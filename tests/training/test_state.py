@@ -7,7 +7,7 @@ import torch
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
-from vision.training.ema import averaged, decay_at, start_average, update_average
+from vision.training.state import averaged, decay_at, start_average, update_average
 
 
 def network(seed: int = 0) -> nn.Sequential:

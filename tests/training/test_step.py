@@ -7,7 +7,7 @@ import torch
 from timm.utils import dispatch_clip_grad
 from torch import nn
 
-from vision.training.clip import clip_gradients
+from vision.training.step import clip_gradients
 
 Clip = Literal["none", "norm", "value", "agc"]
 

@@ -15,7 +15,7 @@ from vision.checkpoints.native.checkpoint import read_checkpoint
 from vision.checkpoints.native.checkpoint_folder import latest
 from vision.cli.app import main
 from vision.training import loop
-from vision.training.run.log import Log
+from vision.training.run.log import Reporter
 
 SETTINGS = ["ema=0.9", "duration=8steps", "checkpoint.every=3steps", "evaluate_every=8steps"]
 
@@ -83,16 +83,16 @@ def test_disk_full_at_a_line_of_the_log_says_so_and_goes_on_later(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    original = Log.write
+    original = Reporter.write
 
-    def long_line(self: Log, step: int, split: str, numbers: dict[str, float]) -> None:
+    def long_line(self: Reporter, step: int, split: str, numbers: dict[str, float]) -> None:
         """A line that needs a new page of the disk, at the fifth step."""
         if step == 5 and not (disk / "ballast").exists():
             fill(disk)
             numbers = {**numbers, **{f"more{n}": 1.0 for n in range(500)}}
         original(self, step, split, numbers)
 
-    monkeypatch.setattr(Log, "write", long_line)
+    monkeypatch.setattr(Reporter, "write", long_line)
     assert train(disk) == 1
     message = capsys.readouterr().err
     assert "metrics.jsonl cannot be written: No space left on device" in message

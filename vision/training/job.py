@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -16,19 +16,17 @@ from vision.data.sources.build_source import build_source
 from vision.data.sources.subsets import imbalance
 from vision.data.sources.table import read_table, with_saved_split, write_table
 from vision.models.layers import Classifier
-from vision.training.configs import TrainConfig
-from vision.training.ema import start_average
+from vision.training.configs import TrainConfig, TuneAllConfig
 from vision.training.optim import build_optimizer
 from vision.training.run.distributed import World, compile_steps, parallelize
 from vision.training.run.memory import largest_that_fits
-from vision.training.run.run_folder import Run, Status, writing
+from vision.training.run.run_folder import Run, writing
 from vision.training.schedule import Schedule, build_schedule
 from vision.training.start import StartingModel, preprocess_warnings, starting_model
-from vision.training.state import TrainState
+from vision.training.state import TrainState, start_average
 from vision.training.step import empty_sums
-from vision.training.tasks.select import select_task
-from vision.training.tasks.task import Task, TrainingData
-from vision.training.tune import freeze, parameter_counts
+from vision.training.tasks.task import Task, TrainingData, select_task
+from vision.training.tune import freeze
 
 
 @dataclass(frozen=True)
@@ -55,18 +53,20 @@ class TrainingJob:
         """Samples in one forward pass on one device."""
         return self.order.batch_size // self.order.ranks // self.order.accumulation
 
-    def set_status(self, status: Status, **more: Any) -> None:
+    def set_status(
+        self, status: Literal["running", "finished", "preempted", "failed"], **more: Any
+    ) -> None:
         """Record the progress of the run in its folder."""
         if self.world.main:
-            self.run.set_status(
-                status,
-                self.state.step,
-                steps=self.schedule.total,
-                seconds=self.state.seconds,
-                parameters=self.record["parameters"],
-                micro_batch=self.micro_batch,
-                **more,
-            )
+            values = {
+                "status": status,
+                "step": self.state.step,
+                "steps": self.schedule.total,
+                "seconds": self.state.seconds,
+                "parameters": self.record["parameters"],
+                "micro_batch": self.micro_batch,
+            }
+            self.run.write("status.json", values | more)
 
     def warnings(self) -> list[str]:
         """What is likely to be a mistake in the settings or the data."""
@@ -113,13 +113,12 @@ def build_job(config: TrainConfig, run: Run, world: World, init: str | None) -> 
     module = parallelize(task.module, task.parallel, world)
     if config.compile:
         compile_steps(module)
-    trained, parameters = parameter_counts(task.model)
     record = {
         "config": config.model_dump(mode="json"),
         "model": start.config.model_dump(mode="json"),
         "load_report": start.report,
-        "parameters": parameters,
-        "trained_parameters": trained,
+        "parameters": sum(p.numel() for p in task.model.parameters()),
+        "trained_parameters": sum(p.numel() for p in task.model.parameters() if p.requires_grad),
         **task.record(),
     }
     state = TrainState(
@@ -147,16 +146,19 @@ def _data_config(config: TrainConfig, run: Run, world: World) -> DataConfig:
     """The data of the run; a folder's split is stored at its start and read back ever after."""
     if not isinstance(config.data, FolderConfig):
         return config.data
-    if world.main and not run.split.exists():
-        with writing(run.split):
-            write_table(read_table(config.data), run.split)
+    split = run.folder / "split.csv"
+    if world.main and not split.exists():
+        with writing(split):
+            write_table(read_table(config.data), split)
     world.wait()
-    return with_saved_split(config.data, run.split)
+    return with_saved_split(config.data, split)
 
 
 def _on_device(config: TrainConfig, model: Classifier, world: World) -> Classifier:
     """The model on its device, with the parameters frozen that `tune` does not train."""
-    freeze(model.train(), config.tune, config.seed)
+    model.train()
+    if not isinstance(config.tune, TuneAllConfig):
+        freeze(model, config.tune, config.seed)
     model = model.to(world.device)
     if config.channels_last and not (config.parallel == "fsdp" and world.size > 1):
         model = model.to(memory_format=torch.channels_last)  # FSDP takes contiguous weights alone

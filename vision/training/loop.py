@@ -9,27 +9,24 @@ from vision.checkpoints.native.checkpoint import open_latest, write_checkpoint
 from vision.checkpoints.native.checkpoint_folder import latest, mark_best, prune, step_path
 from vision.terminal import elapsed
 from vision.training.configs import TrainConfig
-from vision.training.ema import averaged, decay_at, update_average
 from vision.training.job import TrainingJob, build_job
 from vision.training.optim import set_learning_rate
 from vision.training.run.distributed import World, world
-from vision.training.run.lock import run_lock
-from vision.training.run.log import Log, start_wandb
+from vision.training.run.log import Reporter
 from vision.training.run.memory import memory_advice
-from vision.training.run.messages import Reporter
 from vision.training.run.run_folder import (
     PREEMPTED,
     RunFileError,
     StopRequest,
     better,
     find_run,
+    run_lock,
     stop_requests,
 )
 from vision.training.schedule import lr_at
-from vision.training.state import gather, restore
+from vision.training.state import averaged, decay_at, gather, restore, update_average
 from vision.training.step import NonFiniteError, explain_nonfinite, forward_backward, update
 from vision.training.tasks.probe import probe_config
-from vision.training.tune import set_modes
 
 
 def train(config: TrainConfig, label: str) -> int:
@@ -64,7 +61,7 @@ def _train(
         if decision == "resume":
             _resume(job, reporter)
         elif processes.main:
-            run.store_settings(config)
+            run.write("config.json", config.model_dump(mode="json"))
         job.task.prepare(job.micro_batch, reporter)
         return _run(job, stop, reporter)
 
@@ -85,46 +82,44 @@ def _resume(job: TrainingJob, reporter: Reporter) -> None:
 
 
 def _run(job: TrainingJob, stop: StopRequest, reporter: Reporter) -> int:
-    """The loop, with a log, a tracker and a status that says how the run ended."""
-    log = Log(None)
+    """The loop, with a log and a status that says how the run ended."""
     if job.world.main:
         job.run.checkpoints.mkdir(parents=True, exist_ok=True)
-        tracker = start_wandb(job.config, job.run.folder, job.state.wandb_id)
-        job.state.wandb_id = tracker.id if tracker is not None else None
+        reporter.open(job)
+        job.state.wandb_id = reporter.wandb_run.id if reporter.wandb_run is not None else None
         job.run.mark_latest()
         if job.start.report_lines:
-            job.run.store_load_report(job.record["load_report"])
+            job.run.write("load_report.json", job.record["load_report"])
         job.set_status("running")
-        log = Log(job.run.metrics, tracker)
         reporter.start(job)
     code = 1
     try:
-        with memory_advice(job.micro_batch, job.world.device):
-            code = _loop(job, log, stop, reporter)
+        code = _loop(job, stop, reporter)
     except BaseException as error:
+        advice = memory_advice(error, job.micro_batch, job.world.device)
+        failure = advice or error
         with suppress(RunFileError):  # on a full disk the first error is the one to report
-            job.set_status("failed", reason=f"{type(error).__name__}: {error}")
+            job.set_status("failed", reason=f"{type(failure).__name__}: {failure}")
+        if advice is not None:
+            raise advice from error
         raise
     finally:
-        reporter.close()
-        log.close(code)
+        reporter.close(code)
     return code
 
 
-def _loop(job: TrainingJob, log: Log, stop: StopRequest, reporter: Reporter) -> int:
+def _loop(job: TrainingJob, stop: StopRequest, reporter: Reporter) -> int:
     config, task, schedule, state = job.config, job.task, job.schedule, job.state
     if state.evaluated < state.step and schedule.evaluates_after(state.step):
-        _evaluate(job, log, reporter)  # the run was stopped between the step and its evaluation
+        _evaluate(job, reporter)  # the run was stopped between the step and its evaluation
     batches = task.training_batches(
         job.order, state.step * config.batch_size, schedule.total * config.batch_size
     )
-    job.module.train()
-    set_modes(state.model, config.tune)
     clock = time.perf_counter()
     while state.step < schedule.total:
         parts = [next(batches) for _ in range(job.order.accumulation)]
-        if state.step == 0 and log.wandb_run is not None:
-            log.image(0, "train/images", task.training_sheet(parts[0]))
+        if state.step == 0 and reporter.wandb_run is not None:
+            reporter.image(0, "train/images", task.training_sheet(parts[0]))
         learning_rate = lr_at(state.step, schedule)
         set_learning_rate(state.optimizer, learning_rate)
         sums, finite = forward_backward(task, job.module, parts, state.scaler, state.step)
@@ -138,11 +133,11 @@ def _loop(job: TrainingJob, log: Log, stop: StopRequest, reporter: Reporter) -> 
                 update_average(state.average, state.model, decay_at(state.step, config.ema))
         state.step += 1
         if schedule.logs_after(state.step):
-            clock = _log_training(job, log, reporter, learning_rate, clock)
+            clock = _log_training(job, reporter, learning_rate, clock)
         reporter.step(job)
         if schedule.evaluates_after(state.step) and not stopping:
             before = time.perf_counter()
-            _evaluate(job, log, reporter)
+            _evaluate(job, reporter)
             clock += time.perf_counter() - before
         if stopping or state.improved or schedule.saves_after(state.step):
             seconds = _save(job)
@@ -168,7 +163,7 @@ def _nonfinite(job: TrainingJob, parts: Sequence[Any], reporter: Reporter) -> No
 
 
 def _log_training(
-    job: TrainingJob, log: Log, reporter: Reporter, learning_rate: float, since: float
+    job: TrainingJob, reporter: Reporter, learning_rate: float, since: float
 ) -> float:
     """Write the means since the last line; returns the time from which the next ones count."""
     *sums, count = job.world.sum(job.state.sums.clone()).tolist()
@@ -182,12 +177,11 @@ def _log_training(
             "learning_rate": learning_rate,
             "images_per_second": count / max(now - since, 1e-9),
         }
-        log.write(job.state.step, "train", numbers)
         reporter.training(job, numbers)
     return now
 
 
-def _evaluate(job: TrainingJob, log: Log, reporter: Reporter) -> None:
+def _evaluate(job: TrainingJob, reporter: Reporter) -> None:
     """Evaluate the weights and their average; note whether the last of them are the best so far."""
     state, task = job.state, job.task
     contexts: dict[str, AbstractContextManager[None]] = {"val": nullcontext()}
@@ -200,11 +194,10 @@ def _evaluate(job: TrainingJob, log: Log, reporter: Reporter) -> None:
             numbers = task.evaluate(job.micro_batch)
             if job.config.log.wandb != "disabled":
                 sheet = task.prediction_sheet(job.micro_batch, state.step)
-        log.write(state.step, split, numbers)
-        log.image(state.step, f"{split}/images", sheet)
         reporter.evaluation(job, split, numbers)
+        reporter.image(state.step, f"{split}/images", sheet)
     if job.schedule.draws_after(state.step):
-        _draw_attention(job, log)
+        _draw_attention(job, reporter)
     value = numbers[job.config.checkpoint.best]
     state.evaluated = state.step
     state.improved = state.best is None or better(job.config.checkpoint.best, value, state.best)
@@ -212,7 +205,7 @@ def _evaluate(job: TrainingJob, log: Log, reporter: Reporter) -> None:
         state.best = value
 
 
-def _draw_attention(job: TrainingJob, log: Log) -> None:
+def _draw_attention(job: TrainingJob, reporter: Reporter) -> None:
     """Draw attention maps into the run's folder and for the tracker."""
     from vision.training.run.drawn_attention import draw_attention
 
@@ -226,7 +219,7 @@ def _draw_attention(job: TrainingJob, log: Log) -> None:
         write=job.world.main,
     )
     for name, image in drawn.items():
-        log.image(job.state.step, f"attention/{name}", image)
+        reporter.image(job.state.step, f"attention/{name}", image)
 
 
 def _save(job: TrainingJob) -> float:

@@ -12,7 +12,6 @@ from timm.optim import (  # type: ignore[attr-defined]
     get_optimizer_info,
     list_optimizers,
 )
-from torch import nn
 
 from vision.config import ConfigError, suggest
 from vision.models.layers import Classifier
@@ -100,11 +99,6 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
     """Give every group its share of the learning rate."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group["lr_scale"]
-
-
-def head_parameters(model: Classifier) -> list[nn.Parameter]:
-    """The parameters of the classifying layers, which adaptive gradient clipping leaves alone."""
-    return [parameter for head in model.heads() for parameter in head.parameters()]
 
 
 def _options(config: OptimizerConfig, info: Any) -> dict[str, Any]:

@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from itertools import accumulate
 
-from torch import nn
-
 from vision.config import ConfigError, suggest
 from vision.models.layers import Classifier
 from vision.models.lora import LoraLinear, add_lora
@@ -29,9 +27,9 @@ BIASES = ("bias", "q_bias", "v_bias")
 
 
 def freeze(model: Classifier, tune: TuneConfig, seed: int) -> None:
-    """Freeze all parameters but those that `tune` trains and the head. Adds the layers of LoRA."""
-    if isinstance(tune, TuneAllConfig):
-        return
+    """Freeze all parameters of a model in training mode but those that `tune` trains and the head.
+    Adds the layers of LoRA.
+    """
     if isinstance(tune, TuneLoraConfig):
         if isinstance(model, TimmModel):  # some of timm's use weights without calling their layer
             raise ConfigError(
@@ -50,11 +48,11 @@ def freeze(model: Classifier, tune: TuneConfig, seed: int) -> None:
     trained = model.head_names() | _trained(model, tune, names)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trained)
+    _set_modes(model, tune, trained)
 
 
-def set_modes(model: Classifier, tune: TuneConfig) -> None:
-    """Training mode, except for modules that are frozen as a whole."""
-    model.train()
+def _set_modes(model: Classifier, tune: TuneConfig, trained: Iterable[str]) -> None:
+    """Evaluation mode for modules that are frozen as a whole."""
     match tune:
         case TuneHeadConfig():
             model.eval()
@@ -66,21 +64,16 @@ def set_modes(model: Classifier, tune: TuneConfig) -> None:
                 if parameters and not any(p.requires_grad for p in parameters):
                     module.eval()
             # The dropout of the model itself is that of the embedding.
-            embedding = (n for n, p in model.named_parameters() if p.requires_grad)
-            model.training = any(model.layer_of(name) == 0 for name in embedding)
+            model.training = any(model.layer_of(name) == 0 for name in trained)
         case _:
             pass
-
-
-def parameter_counts(model: nn.Module) -> tuple[int, int]:
-    """The number of trained parameters, and of all parameters."""
-    numbers = [(p.numel(), p.requires_grad) for p in model.parameters()]
-    return sum(n for n, trained in numbers if trained), sum(n for n, _ in numbers)
 
 
 def _trained(model: Classifier, tune: TuneConfig, names: list[str]) -> set[str]:
     """The names of the parameters that are trained beside the head."""
     match tune:
+        case TuneAllConfig():
+            return set(names)
         case TuneLoraConfig():
             layers = [n for n, module in model.named_modules() if isinstance(module, LoraLinear)]
             return {f"{layer}.{part}" for layer in layers for part in ("lora_a", "lora_b")}
@@ -88,7 +81,7 @@ def _trained(model: Classifier, tune: TuneConfig, names: list[str]) -> set[str]:
             return {name for name in names if name.rpartition(".")[2] in BIASES}
         case TunePartialConfig():
             return _last_blocks(model, tune.blocks, names) | _named(tune.parts, names)
-        case _:
+        case TuneHeadConfig():
             return set()
 
 

@@ -20,8 +20,7 @@ from vision.config import ConfigError
 from vision.files import write_text
 from vision.training.loop import train
 from vision.training.run.distributed import World
-from vision.training.run.lock import run_lock
-from vision.training.run.run_folder import Run
+from vision.training.run.run_folder import Run, run_lock
 
 ROOT = Path(__file__).parents[3]
 ALONE = World(0, 1, torch.device("cpu"))

@@ -17,7 +17,7 @@ from vision.data.preprocess import normalizer
 from vision.data.sources.build_source import build_source
 from vision.training.loop import train
 from vision.training.run.run_folder import PREEMPTED
-from vision.training.tasks import features
+from vision.training.tasks import probe
 
 CPU = torch.device("cpu")
 
@@ -73,9 +73,9 @@ def test_features_are_computed_once_and_again_when_they_do_not_fit(
     tmp_path: Path, pretrained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    compute = features._compute
+    compute = probe._compute
     monkeypatch.setattr(
-        features, "_compute", lambda *given: calls.append(given[2].name) or compute(*given)
+        probe, "_compute", lambda *given: calls.append(given[2].name) or compute(*given)
     )
     config = tuned_config(tmp_path, pretrained, "tune=head")
     stop_after(monkeypatch, [3, 5, 7])

@@ -22,8 +22,7 @@ from vision.models.layers import Classifier
 from vision.training import job
 from vision.training.loop import train
 from vision.training.run.run_folder import PREEMPTED
-from vision.training.tasks.classification import Classification
-from vision.training.tasks.loss import loss_and_sums
+from vision.training.tasks.classification import Classification, loss_and_sums
 from vision.training.tasks.task import Task
 
 

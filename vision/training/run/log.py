@@ -1,32 +1,103 @@
-"""The numbers of a run: `metrics.jsonl`, and copies for wandb, whose only door this is."""
+"""What a run reports, on the terminal, in `metrics.jsonl`, and to wandb, whose only door this is.
+
+Only the main process does.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
+
 from vision.config import ConfigError
+from vision.data.preprocess import Preprocess
+from vision.terminal import plain
 from vision.training.configs import TrainConfig
 from vision.training.run.run_folder import writing
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from vision.training.job import TrainingJob
 
-class Log:
-    """The numbers of a run. Without a path nothing is written: only the main process has one."""
+# On a narrow terminal the bar gives way, not the numbers.
+_COLUMNS = (
+    TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
+    BarColumn(bar_width=None, table_column=Column(ratio=1, max_width=40)),
+    MofNCompleteColumn(table_column=Column(no_wrap=True)),
+    TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
+)
 
-    def __init__(self, path: Path | None, wandb_run: Any = None) -> None:
-        self.path, self.wandb_run = path, wandb_run
-        if path is not None:
-            with writing(path):
-                self.file = path.open("a", encoding="utf-8")
+
+class Reporter:
+    """Summary at the start, progress, numbers, summary at the end."""
+
+    def __init__(self, main: bool) -> None:
+        self.console = Console(quiet=not main, highlight=False)
+        self.progress: Progress | None = None
+        self.latest = ""
+        self.metrics: Path | None = None
+        """`metrics.jsonl` while it is open."""
+        self.wandb_run: Any = None
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        self.console.print(plain(text), soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        """Print a warning."""
+        self._named("warning:", "yellow", text)
+
+    def _named(self, name: str, style: str, text: str) -> None:
+        self.console.print(Text.assemble((name, style), " ", plain(text)), soft_wrap=True)
+
+    @contextmanager
+    def progress_bar(self, text: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Within, a bar that the yielded function advances; a line if there is no terminal."""
+        if not self.console.is_terminal:
+            self.say(f"{text} …")
+            yield lambda number: None
+            return
+        with Progress(*_COLUMNS, console=self.console, transient=True) as progress:
+            task = progress.add_task(text, total=total)
+            yield lambda number: progress.advance(task, number)
+
+    def open(self, job: "TrainingJob") -> None:
+        """Open the run's `metrics.jsonl`, and its wandb run unless wandb is disabled."""
+        self.wandb_run = _start_wandb(job.config, job.run.folder, job.state.wandb_id)
+        with writing(job.run.metrics):
+            self.file = job.run.metrics.open("a", encoding="utf-8")
+        self.metrics = job.run.metrics
+
+    def start(self, job: "TrainingJob") -> None:
+        """Print a summary of the run, and warnings."""
+        for line in job.start.report_lines:
+            self.say(line)
+        for name, value in _summary(job).items():
+            self._named(f"{name:14}", "bold", value)
+        for warning in job.warnings():
+            self.warn(warning)
+        if self.console.is_terminal:
+            self.progress = Progress(*_COLUMNS, console=self.console)
+            self.progress.start()
+            self.progress.add_task("training", total=job.schedule.total, completed=job.state.step)
+
+    def step(self, job: "TrainingJob", doing: str = "") -> None:
+        """Move the progress bar to the present step; its text is `doing` or the latest numbers."""
+        if self.progress is not None:
+            task, text = self.progress.tasks[0], doing or self.latest or "training"
+            self.progress.update(task.id, completed=job.state.step, description=text)
 
     def write(self, step: int, split: str, numbers: Mapping[str, float]) -> None:
         """Write a line of JSON and hand it to the operating system."""
-        if self.path is None:
+        if self.metrics is None:
             return
-        with writing(self.path):
+        with writing(self.metrics):
             self.file.write(json.dumps({"step": step, "split": split, **numbers}) + "\n")
             self.file.flush()
         if self.wandb_run is not None:
@@ -39,18 +110,115 @@ class Log:
 
             self.wandb_run.log({"step": step, name: wandb.Image(image)})
 
-    def close(self, exit_code: int = 0) -> None:
-        """Write everything that is buffered."""
+    def training(self, job: "TrainingJob", numbers: Mapping[str, float]) -> None:
+        """Report the means of the last steps."""
+        self.write(job.state.step, "train", numbers)
+        self.latest = (
+            f"{_shown(numbers, job.task.measures, digits=3)}  "
+            f"lr {numbers['learning_rate']:.1e}  {numbers['images_per_second']:,.0f} images/s"
+        )
+        if self.progress is None:
+            place = f"step {job.state.step}/{job.schedule.total}  epoch {numbers['epoch']:.2f}"
+            self.say(f"{place}  {self.latest}")
+
+    def evaluation(self, job: "TrainingJob", split: str, numbers: Mapping[str, float]) -> None:
+        """Report numbers on validation images."""
+        self.write(job.state.step, split, numbers)
+        self.say(
+            f"step {job.state.step}/{job.schedule.total}  {split}: "
+            f"{_shown(numbers, job.task.headline, digits=4)}"
+        )
+        self.step(job)
+
+    def finish(self, job: "TrainingJob") -> None:
+        """Print the result, the run's folder and commands to continue with."""
+        self._stop_progress()
+        folder = job.run.folder
+        metric = job.config.checkpoint.best
+        best = "never evaluated" if job.state.best is None else f"{job.state.best:.4f}"
+        self.say(f"\nFinished. Best {metric}: {best}. The run is in {folder}.")
+        commands = {
+            f"python eval.py checkpoint={folder}": "evaluate its best checkpoint",
+            f"vision predict checkpoint={folder} images=photos/": "classify your own images",
+            f"vision visualize checkpoint={folder} images=photos/ page=true": "see where it looks",
+            f"vision export checkpoint={folder} format=onnx": "use it elsewhere",
+        }
+        if job.start.config.kind == "timm":  # a baseline: most have no attention
+            commands = {c: purpose for c, purpose in commands.items() if "visualize" not in c}
+        width = max(map(len, commands))
+        self.say("Next:")
+        for command, purpose in commands.items():
+            self.say(f"  {command:{width}}  # {purpose}")
+
+    def close(self, exit_code: int) -> None:
+        """Remove the progress bar and write everything that is buffered."""
+        self._stop_progress()
         try:
-            if self.path is not None:
-                with writing(self.path):  # tries once more what a full disk did not take
+            if self.metrics is not None:
+                with writing(self.metrics):  # tries once more what a full disk did not take
                     self.file.close()
         finally:
+            self.metrics = None
             if self.wandb_run is not None:
                 self.wandb_run.finish(exit_code=exit_code)
 
+    def _stop_progress(self) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+            self.progress = None
 
-def start_wandb(config: TrainConfig, folder: Path, run_id: str | None) -> Any:
+
+def _shown(numbers: Mapping[str, float], names: Sequence[str], digits: int) -> str:
+    """Some of the numbers; accuracies in percent."""
+    percent = {"top1": "top-1", "top5": "top-5"}
+    return "  ".join(
+        f"{percent[name]} {numbers[name]:.{digits - 2}%}"
+        if name in percent
+        else f"{name} {numbers[name]:.{digits}f}"
+        for name in names
+    )
+
+
+def _summary(job: "TrainingJob") -> dict[str, str]:
+    config, world, schedule = job.config, job.world, job.schedule
+    trained, parameters = job.record["trained_parameters"], job.record["parameters"]
+    part = "" if trained == parameters else f", {trained:,} of them trained ({config.tune.kind})"
+    train, val = job.data.train, job.data.val
+    height, width = job.data.preprocess.image_size
+    scaling = ""
+    if config.optimizer.reference_batch is not None:
+        scaling = (
+            f" ({config.optimizer.learning_rate:g} × {config.batch_size} / "
+            f"{config.optimizer.reference_batch})"
+        )
+    return {
+        "model": f"{job.start.config.kind}, {parameters:,} parameters{part}",
+        "data": f"{config.data.kind}, {len(train):,} + {len(val):,} images of "
+        f"{height} × {width}, {len(train.classes)} classes",
+        "preprocess": _preprocess(job.data.preprocess),
+        "batch": f"{config.batch_size} = {job.micro_batch} per device × {world.size} device"
+        f"{'s' if world.size > 1 else ''} × {job.order.accumulation} accumulated",
+        "learning rate": f"{schedule.peak:g}{scaling}, {config.optimizer.name}",
+        "length": f"{schedule.total:,} steps of {schedule.steps_per_epoch:,} per epoch",
+        "precision": f"{config.precision} on {world.device.type}",
+        "run": f"{job.run.folder}" + (f", from step {job.state.step}" if job.state.step else ""),
+    }
+
+
+def _preprocess(preprocess: Preprocess) -> str:
+    """The values of the preprocessing, grouped by where they come from."""
+    by_origin: dict[str, list[str]] = {}
+    for name, origin in preprocess.origin.items():
+        value = getattr(preprocess, name)
+        if not isinstance(value, str):
+            numbers = value if isinstance(value, tuple) else (value,)
+            separator = " × " if name == "image_size" else ", "
+            value = separator.join(f"{number:.4g}" for number in numbers)
+        by_origin.setdefault(origin, []).append(f"{name.replace('_', ' ')} {value}")
+    return "; ".join(f"{', '.join(values)} (from {who})" for who, values in by_origin.items())
+
+
+def _start_wandb(config: TrainConfig, folder: Path, run_id: str | None) -> Any:
     """A new wandb run or the one with this id; None where wandb is disabled."""
     mode = config.log.wandb
     if mode == "disabled":

@@ -16,21 +16,21 @@ class OutOfMemoryError(UserError, RuntimeError):
     """A device without free memory; the message names the setting to try."""
 
 
-@contextmanager
-def memory_advice(micro_batch: int, device: torch.device) -> Iterator[None]:
-    """Within, an error of memory names the peak, the micro-batch and the setting to try."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise OutOfMemoryError(
-            f"out of memory at {micro_batch} images per device (peak {_peak(device):.1f} GiB). "
-            f"{_advice(micro_batch)}"
-        ) from error
+def memory_advice(
+    error: BaseException, micro_batch: int, device: torch.device
+) -> OutOfMemoryError | None:
+    """The error to raise in place of one of memory: it names the peak, the micro-batch and the
+    setting to try. None for any other error.
+    """
+    if not _is_out_of_memory(error):
+        return None
+    return OutOfMemoryError(
+        f"out of memory at {micro_batch} images per device (peak {_peak(device):.1f} GiB). "
+        f"{_advice(micro_batch)}"
+    )
 
 
-def is_out_of_memory(error: BaseException) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     """Whether a device ran out of memory. For CPUs torch has no exception class of its own."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
@@ -61,7 +61,7 @@ def _fits(task: Task[Any], size: int) -> bool:
         with _reserved_for_later(task):
             forward_backward(task, task.module, [batch], scaler, step=0)
     except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
+        if not _is_out_of_memory(error):
             raise
         return False
     finally:

@@ -1,4 +1,4 @@
-"""The folder of a run: its name, its stored settings, and whether to resume it.
+"""The folder of a run: its name, its files, its lock, and whether to resume it.
 
 outputs/<name>/
     config.json    the settings of the run
@@ -6,28 +6,33 @@ outputs/<name>/
                    seconds, parameters of the model, micro-batch
     metrics.jsonl  every number, one line per event; trackers get copies
     load_report.json  report on loading the initial weights, if there were any
-    features/      cached features of a probe; see features.py
+    features/      cached features of a probe; see probe.py
     probe/         the run before this one, with probe_first
     split.csv      split of a folder of images
     skipped-0.jsonl  images that process 0 could not read, if there were any
-    .lock          lock of the process that trains this run; see lock.py
+    .lock          lock of the process that trains this run
     checkpoints/   step_….safetensors and best.safetensors
 """
 
+import errno
 import hashlib
 import json
 import os
 import signal
+import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from vision.config import ConfigError, UserError
 from vision.files import write_text
 from vision.training.configs import TrainConfig
+
+if TYPE_CHECKING:
+    from vision.training.run.distributed import World
 
 FREE = (
     "name",
@@ -47,10 +52,11 @@ FREE = (
 
 LOWER_IS_BETTER = ("loss",)
 
-Status = Literal["running", "finished", "preempted", "failed"]
-
 PREEMPTED = 75
 """Exit code of a run that was stopped and can be resumed (EX_TEMPFAIL): schedulers requeue it."""
+
+_TAKEN = {errno.EACCES, errno.EAGAIN}
+_NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 
 
 class RunFileError(UserError, OSError):
@@ -91,10 +97,26 @@ class Run:
         """File of all numbers."""
         return self.folder / "metrics.jsonl"
 
-    @property
-    def split(self) -> Path:
-        """File with the split of a folder of images."""
-        return self.folder / "split.csv"
+    def read(self, name: str) -> Mapping[str, Any]:
+        """The content of a JSON file of the run; empty if it does not exist."""
+        file = self.folder / name
+        try:
+            values: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except ValueError as error:
+            raise ConfigError(f"{file} is damaged: {error}. Remove it or the whole run.") from error
+        return values
+
+    def write(self, name: str, values: Mapping[str, Any]) -> None:
+        """Replace a JSON file of the run."""
+        self._write(name, json.dumps(values, indent=1) + "\n")
+
+    def _write(self, name: str, text: str) -> None:
+        file = self.folder / name
+        with writing(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_text(file, text)
 
     def store_unreadable(self, rank: int, reasons: Mapping[str, str]) -> None:
         """List the images that a process could not read, with the reasons."""
@@ -102,7 +124,7 @@ class Run:
             json.dumps({"image": n, "reason": reason}) for n, reason in sorted(reasons.items())
         ]
         if lines:
-            _write(self.folder / f"skipped-{rank}.jsonl", "".join(f"{x}\n" for x in lines))
+            self._write(f"skipped-{rank}.jsonl", "".join(f"{line}\n" for line in lines))
 
     def mark_latest(self) -> None:
         """Point the link `latest` beside the run's folder to it."""
@@ -116,7 +138,7 @@ class Run:
 
     def status(self) -> Mapping[str, Any]:
         """The status of the run; empty if it never started."""
-        return read_json(self.folder / "status.json")
+        return self.read("status.json")
 
     def decision(self, config: TrainConfig) -> Literal["new", "resume", "finished"]:
         """What to do with these settings in this folder; refused if they are not the run's own.
@@ -139,21 +161,9 @@ class Run:
             )
         return "finished" if status["status"] == "finished" else "resume"
 
-    def set_status(self, status: Status, step: int, **more: Any) -> None:
-        """Write the status of the run."""
-        write_json(self.folder / "status.json", {"status": status, "step": step, **more})
-
     def stored_settings(self) -> Mapping[str, Any]:
         """The settings that the run was started with."""
-        return read_json(self.folder / "config.json")
-
-    def store_settings(self, config: TrainConfig) -> None:
-        """Write the settings, once at the start of a run."""
-        write_json(self.folder / "config.json", config.model_dump(mode="json"))
-
-    def store_load_report(self, report: Mapping[str, Any]) -> None:
-        """Write the report on loading the initial weights."""
-        write_json(self.folder / "load_report.json", report)
+        return self.read("config.json")
 
     def cut_metrics(self, step: int) -> None:
         """Remove the numbers of steps after `step`, which are about to be repeated."""
@@ -162,7 +172,81 @@ class Run:
         lines = self.metrics.read_text(encoding="utf-8").splitlines()
         complete = [line for line in lines if line.endswith("}")]  # a killed process may cut one
         kept = [line for line in complete if json.loads(line)["step"] <= step]
-        _write(self.metrics, "".join(f"{line}\n" for line in kept))
+        self._write(self.metrics.name, "".join(f"{line}\n" for line in kept))
+
+
+@contextmanager
+def run_lock(run: Run, world: "World") -> Iterator[str]:
+    """Within, nobody else trains this run. All processes must call this together.
+
+    The main process holds the lock for all of them. The system releases it when that process ends,
+    however it ends, so neither a killed run nor an elastic restart has to wait. A finished run
+    never changes and is not locked: its folder may be read-only. Yields a warning where the file
+    system does not support locks.
+    """
+    descriptor, refusal, warning = None, "", ""
+    if world.main and run.status().get("status") != "finished":
+        try:
+            descriptor = _lock(run.folder)
+        except ConfigError as error:
+            refusal = str(error)
+        if descriptor is None:
+            warning = (
+                f"{run.folder} cannot be locked here: nothing prevents a second start of this run "
+                "at the same time."
+            )
+    if refusal := world.from_main(refusal):
+        raise ConfigError(refusal)
+    try:
+        yield warning
+    finally:
+        if descriptor is not None:
+            _unlock(descriptor, run.folder)
+
+
+def _lock(folder: Path) -> int | None:
+    """Take the lock and write its holder into the file; None where locks are not supported.
+
+    With `lockf`, not `flock`: the workers that a loader forks would inherit the latter, and keep it
+    for some seconds after their parent was killed.
+    """
+    import fcntl  # not on Windows
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"output: the run's folder {folder} cannot be used: {reason}.") from error
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(descriptor, 1000, 0).decode(errors="replace") or "another process"
+        os.close(descriptor)
+        if error.errno in _TAKEN:
+            raise ConfigError(
+                f"the run {folder} is being trained at this moment, by {holder}. Wait for it, stop "
+                "it, or choose another name."
+            ) from error
+        if error.errno in _NO_LOCKS:
+            return None
+        raise
+    if not os.fstat(descriptor).st_nlink:  # its last holder has just removed it
+        os.close(descriptor)
+        return _lock(folder)
+    with suppress(OSError):  # on a full disk the lock holds without the name of its holder
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+    return descriptor
+
+
+def _unlock(descriptor: int, folder: Path) -> None:
+    """Release the lock. A run that failed before it started leaves no folder behind."""
+    if not (folder / "status.json").exists():
+        with suppress(OSError):  # there is more in the folder
+            (folder / ".lock").unlink()
+            folder.rmdir()
+    os.close(descriptor)
 
 
 def find_run(config: TrainConfig, label: str) -> Run:
@@ -178,6 +262,11 @@ def run_name(settings: Mapping[str, Any], label: str) -> str:
     fixed = {k: v for k, v in flat(settings).items() if not is_free(k)}
     digest = hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
     return f"{label}-{digest[:6]}"
+
+
+def is_free(key: str) -> bool:
+    """Whether a setting, by its dotted name, may differ when a run is resumed; see FREE."""
+    return any(key == free or key.startswith(f"{free}.") for free in FREE)
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -205,6 +294,10 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[f"{prefix}{key}"] = value
     return found
+
+
+def _shown(settings: Mapping[str, Any], key: str) -> str:
+    return json.dumps(settings[key]) if key in settings else "(missing)"
 
 
 @dataclass
@@ -237,34 +330,3 @@ def stop_requests() -> Iterator[StopRequest]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def is_free(key: str) -> bool:
-    """Whether a setting, by its dotted name, may differ when a run is resumed; see FREE."""
-    return any(key == free or key.startswith(f"{free}.") for free in FREE)
-
-
-def _shown(settings: Mapping[str, Any], key: str) -> str:
-    return json.dumps(settings[key]) if key in settings else "(missing)"
-
-
-def read_json(file: Path) -> Mapping[str, Any]:
-    """The content of a JSON file of a run; empty if it does not exist."""
-    try:
-        values: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except ValueError as error:
-        raise ConfigError(f"{file} is damaged: {error}. Remove it or the whole run.") from error
-    return values
-
-
-def write_json(file: Path, values: Mapping[str, Any]) -> None:
-    """Replace a JSON file of a run."""
-    _write(file, json.dumps(values, indent=1) + "\n")
-
-
-def _write(file: Path, text: str) -> None:
-    with writing(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, text)

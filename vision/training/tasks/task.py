@@ -1,6 +1,6 @@
 """What training minimises: the only part of a run that knows what a batch means.
 
-A new task is one file with a subclass of `Task`, and a line in `select.py`; loop, step and
+A new task is one file with a subclass of `Task`, and a line in `select_task`; loop, step and
 checkpoints do not change.
 """
 
@@ -20,9 +20,9 @@ from vision.data.order import BatchOrder, evaluation_requests
 from vision.data.preprocess import Preprocess
 from vision.data.sources.source import Source
 from vision.models.layers import Classifier
-from vision.training.configs import TrainConfig
+from vision.training.configs import TrainConfig, TuneHeadConfig
 from vision.training.run.distributed import World
-from vision.training.run.messages import Reporter
+from vision.training.run.log import Reporter
 from vision.training.run.run_folder import Run
 
 
@@ -144,3 +144,16 @@ class Task(ABC, Generic[B]):
             len(self.data.val), batch_size, self.world.rank, self.world.size
         )
         return next(self.val_loader.batches(islice(requests, 1)))
+
+
+def select_task(
+    config: TrainConfig, data: TrainingData, model: Classifier, run: Run, world: World
+) -> Task[Any]:
+    """A probe on cached features where `tune` says so, else classification of images."""
+    if isinstance(config.tune, TuneHeadConfig) and config.tune.cache:
+        from vision.training.tasks.probe import Probe
+
+        return Probe(config, data, model, run, world)
+    from vision.training.tasks.classification import Classification
+
+    return Classification(config, data, model, run, world)
