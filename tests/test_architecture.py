@@ -163,8 +163,8 @@ def all_config_classes() -> list[type[Config]]:
 
 
 NOT_INFERRED = {
-    **{f"{kind}.pretrained": "training/start.py" for kind in ("ViTConfig", "SwinConfig")},
-    **{f"{kind}.pretrained": "training/start.py" for kind in ("SwinV2Config", "TimmConfig")},
+    **{f"{kind}.pretrained": "training/job.py" for kind in ("ViTConfig", "SwinConfig")},
+    **{f"{kind}.pretrained": "training/job.py" for kind in ("SwinV2Config", "TimmConfig")},
     **{f"PreprocessConfig.{n}": "data/preprocess.py" for n in ("std", "interpolation")},
     "PreprocessConfig.crop_ratio": "data/preprocess.py",
     **{f"AutoModelConfig.{n}": "models/configs.py: given()" for n in AutoModelConfig.model_fields},

@@ -247,8 +247,13 @@ def test_end_above_the_scaled_peak_is_refused_with_its_reason() -> None:
 
 
 def test_evaluation_and_checkpoint_come_regularly_and_at_the_end() -> None:
-    planned = plan(duration="25steps", evaluate_every="10steps", checkpoint__every="100steps")
+    planned = plan(
+        duration="25steps",
+        evaluate_every="10steps",
+        checkpoint__every="100steps",
+        log__every="10steps",
+    )
     steps = range(planned.total + 1)
-    assert [step for step in steps if planned.evaluates_after(step)] == [10, 20, 25]
-    assert [step for step in steps if planned.saves_after(step)] == [25]
-    assert plan(duration="20steps", log__every="10steps").logs_after(20)
+    assert [step for step in steps if planned.due(step, planned.evaluate_every)] == [10, 20, 25]
+    assert [step for step in steps if planned.due(step, planned.checkpoint_every)] == [25]
+    assert planned.due(20, planned.log_every) and not planned.due(20, None)

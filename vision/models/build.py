@@ -1,7 +1,7 @@
 """Models from configs, on the device and in the precision of the settings."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
@@ -11,9 +11,6 @@ from vision.models.layers import Classifier, Grid
 from vision.models.swin import Swin
 from vision.models.swin_v2 import SwinV2
 from vision.models.vit import ViT
-
-if TYPE_CHECKING:
-    from vision.models.timm import TimmModel
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -32,8 +29,13 @@ def build_model(
     On the `meta` device no weight is drawn and no memory is used. With `classes=0` the model has no
     head: its logits are the pooled features.
     """
+    on_meta = torch.device(device).type == "meta"
     if isinstance(config, TimmConfig):
-        return _build_timm(config, image_size, channels, classes, seed, torch.device(device))
+        from vision.models.timm import TimmModel  # timm is slow to load
+
+        with torch.random.fork_rng(devices=[]), torch.device("meta" if on_meta else "cpu"):
+            torch.manual_seed(seed)
+            return TimmModel(config, image_size, channels, classes).to(device)
     with torch.device("meta"):
         model: Classifier
         match config:
@@ -43,7 +45,7 @@ def build_model(
                 model = Swin(config, image_size, channels, classes)
             case SwinV2Config():
                 model = SwinV2(config, image_size, channels, classes)
-    if torch.device(device).type == "meta":
+    if on_meta:
         return model
     model.to_empty(device="cpu")
     with torch.no_grad():
@@ -75,16 +77,3 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16 if precision == "bf16" else torch.float16)
-
-
-def _build_timm(
-    config: TimmConfig, size: Grid, channels: int, classes: int, seed: int, device: torch.device
-) -> "TimmModel":
-    from vision.models.timm import TimmModel  # timm is slow to load
-
-    with (
-        torch.random.fork_rng(devices=[]),
-        torch.device("meta" if device.type == "meta" else "cpu"),
-    ):
-        torch.manual_seed(seed)
-        return TimmModel(config, size, channels, classes).to(device)

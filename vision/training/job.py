@@ -1,4 +1,8 @@
-"""Everything that a training loop works with, built once from a config."""
+"""Everything that a training loop works with, built once from a config.
+
+The model that a run begins with is that of its own checkpoint, else opened from `init`, else drawn
+from the seed.
+"""
 
 import os
 from collections.abc import Mapping
@@ -8,25 +12,47 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from vision.config import ConfigError
+from vision.checkpoints.errors import CheckpointError
+from vision.checkpoints.files.remote import resolve
+from vision.checkpoints.native.checkpoint_folder import latest
+from vision.checkpoints.native.header import read_record
+from vision.checkpoints.native.run_record import RunRecord, run_record
+from vision.checkpoints.open import OpenedModel, open_model
+from vision.config import ConfigError, pair
 from vision.data.configs import DataConfig, FolderConfig
 from vision.data.order import BatchOrder
-from vision.data.preprocess import resolve_preprocess, usual_values
-from vision.data.sources.build_source import build_source
-from vision.data.sources.subsets import imbalance
+from vision.data.preprocess import NAMES, Known, Preprocess, resolve_preprocess, usual_values
+from vision.data.sources.build_source import build_source, image_size
+from vision.data.sources.source import Source
 from vision.data.sources.table import read_table, with_saved_split, write_table
-from vision.models.layers import Classifier
+from vision.models.build import build_model
+from vision.models.configs import AutoModelConfig, ModelConfig
+from vision.models.layers import Classifier, Grid
 from vision.training.configs import TrainConfig, TuneAllConfig
 from vision.training.optim import build_optimizer
 from vision.training.run.distributed import World, compile_steps, parallelize
 from vision.training.run.memory import largest_that_fits
 from vision.training.run.run_folder import Run, writing
 from vision.training.schedule import Schedule, build_schedule
-from vision.training.start import StartingModel, preprocess_warnings, starting_model
 from vision.training.state import TrainState, start_average
 from vision.training.step import empty_sums
 from vision.training.tasks.task import Task, TrainingData, select_task
 from vision.training.tune import freeze
+
+
+@dataclass(frozen=True)
+class StartingModel:
+    """A model before its first step; that of a resumed run has yet to get its weights."""
+
+    model: Classifier
+    config: ModelConfig
+    preprocess: Preprocess
+    known: Known = ()
+    """The preprocessing that the weights were trained with."""
+    report: Mapping[str, Any] | None = None
+    """The report on loading the weights of `init`."""
+    report_lines: tuple[str, ...] = ()
+    """The report as text; empty where the run is resumed."""
 
 
 @dataclass(frozen=True)
@@ -68,16 +94,6 @@ class TrainingJob:
             }
             self.run.write("status.json", values | more)
 
-    def warnings(self) -> list[str]:
-        """What is likely to be a mistake in the settings or the data."""
-        found = []
-        if self.config.precision == "fp16" and self.world.device.type == "cpu":
-            found.append("precision=fp16 on a CPU is slow and less exact than bf16 or fp32.")
-        if unequal := imbalance(self.data.train.labels, self.data.train.classes):
-            found.append(unequal)
-        known = self.start.known
-        return found + preprocess_warnings(self.config.preprocess, self.data.preprocess, known)
-
 
 def build_job(config: TrainConfig, run: Run, world: World, init: str | None) -> TrainingJob:
     """Data, model, task, schedule and optimiser of a run.
@@ -88,11 +104,8 @@ def build_job(config: TrainConfig, run: Run, world: World, init: str | None) -> 
     _set_up_torch(config, world)
     sources = _data_config(config, run, world)
     train, val = build_source(sources, "train"), build_source(sources, "val")
-    start = starting_model(config, run, world, init, train)
-    known = [*start.known, *usual_values(config.data)]
-    preprocess = resolve_preprocess(config.preprocess, start.image_size, train.channels, known)
-    origin = {"image_size": start.size_origin, **preprocess.origin}
-    data = TrainingData(train, val, replace(preprocess, origin=origin))
+    start = _starting_model(config, run, world, init, train)
+    data = TrainingData(train, val, start.preprocess)
     model = _on_device(config, start.model, world)
     if config.attention_every is not None:
         from vision.training.run.drawn_attention import check_attention
@@ -152,6 +165,109 @@ def _data_config(config: TrainConfig, run: Run, world: World) -> DataConfig:
             write_table(read_table(config.data), split)
     world.wait()
     return with_saved_split(config.data, split)
+
+
+def _starting_model(
+    config: TrainConfig, run: Run, world: World, init: str | None, train: Source
+) -> StartingModel:
+    """The model of a run's own checkpoint, of `init`, or drawn from the seed, in this order.
+
+    All processes must call this together: one of them downloads.
+    """
+    record = _newest_record(run)
+    chosen = config.model
+    if isinstance(chosen, AutoModelConfig) and record is None and init in (None, "pretrained"):
+        raise ConfigError(
+            "model=auto takes the model from the weights of init; set init=PATH, init=timm:NAME "
+            "or init=hf:OWNER/NAME, or choose a model."
+        )
+    if record is None and init is not None:
+        opened = _opened(config, world, init, train)
+        preprocess = _preprocess(config, train, opened.trained_size, opened.known)
+        return StartingModel(
+            opened.model,
+            opened.config,
+            preprocess,
+            opened.known,
+            opened.report.as_dict(),
+            (*opened.report.lines(), *_size_line(opened)),
+        )
+    known: Known = ()
+    if record is not None:
+        known = [
+            (record.preprocess.origin.get(n, "the checkpoint"), {n: getattr(record.preprocess, n)})
+            for n in NAMES
+        ]
+        chosen = record.model if isinstance(chosen, AutoModelConfig) else chosen
+    assert not isinstance(chosen, AutoModelConfig)
+    trained_size = None if record is None else record.preprocess.image_size
+    preprocess = _preprocess(config, train, trained_size, known)
+    model = build_model(
+        chosen,
+        preprocess.image_size,
+        channels=train.channels,
+        classes=len(train.classes),
+        seed=config.seed,
+    )
+    report = None if record is None else record.load_report
+    return StartingModel(model, chosen, preprocess, known, report)
+
+
+def _preprocess(
+    config: TrainConfig, train: Source, trained_size: Grid | None, known: Known
+) -> Preprocess:
+    """The preprocessing of a run; `trained_size` and `known` are those of the weights."""
+    size, origin = image_size(config.data, trained_size)
+    known = [*known, *usual_values(config.data)]
+    preprocess = resolve_preprocess(config.preprocess, size, train.channels, known)
+    return replace(preprocess, origin={"image_size": origin, **preprocess.origin})
+
+
+def _newest_record(run: Run) -> RunRecord | None:
+    """The record of the newest readable checkpoint of the run."""
+    for path in latest(run.checkpoints):
+        try:
+            return run_record(read_record(path), path)
+        except CheckpointError:
+            continue  # resuming warns about it, and falls back to the one before
+    return None
+
+
+def _opened(config: TrainConfig, world: World, init: str, train: Source) -> OpenedModel:
+    place = init
+    if init == "pretrained":
+        assert not isinstance(config.model, AutoModelConfig)
+        if config.model.pretrained is None:
+            raise ConfigError(
+                "init=pretrained: no published weights are known for this model; set init=PATH, "
+                "init=timm:NAME or init=hf:OWNER/NAME."
+            )
+        place = config.model.pretrained
+    if world.main:
+        resolve(place, "init")
+    world.wait()
+    return open_model(
+        place,
+        model=config.model,
+        weights=config.init_weights,
+        rename=config.init_rename,
+        image_size=None if config.data.image_size == "auto" else pair(config.data.image_size),
+        channels=train.channels,
+        classes=len(train.classes),
+        resize_positions=config.init_positions,
+        resize_windows=config.init_windows,
+        seed=config.seed,
+        setting="init",
+    )
+
+
+def _size_line(opened: OpenedModel) -> list[str]:
+    """A line of the report where the weights were trained on images of another size."""
+    if opened.trained_size == opened.image_size:
+        return []
+    sizes = (opened.trained_size, opened.image_size)
+    before, after = (f"{height} × {width}" for height, width in sizes)
+    return [f"size      trained on {before} pixels; this run has {after} (data.image_size)"]
 
 
 def _on_device(config: TrainConfig, model: Classifier, world: World) -> Classifier:

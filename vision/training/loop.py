@@ -110,7 +110,7 @@ def _run(job: TrainingJob, stop: StopRequest, reporter: Reporter) -> int:
 
 def _loop(job: TrainingJob, stop: StopRequest, reporter: Reporter) -> int:
     config, task, schedule, state = job.config, job.task, job.schedule, job.state
-    if state.evaluated < state.step and schedule.evaluates_after(state.step):
+    if state.evaluated < state.step and schedule.due(state.step, schedule.evaluate_every):
         _evaluate(job, reporter)  # the run was stopped between the step and its evaluation
     batches = task.training_batches(
         job.order, state.step * config.batch_size, schedule.total * config.batch_size
@@ -132,14 +132,14 @@ def _loop(job: TrainingJob, stop: StopRequest, reporter: Reporter) -> int:
             if state.average is not None and config.ema is not None:
                 update_average(state.average, state.model, decay_at(state.step, config.ema))
         state.step += 1
-        if schedule.logs_after(state.step):
+        if schedule.due(state.step, schedule.log_every):
             clock = _log_training(job, reporter, learning_rate, clock)
         reporter.step(job)
-        if schedule.evaluates_after(state.step) and not stopping:
+        if schedule.due(state.step, schedule.evaluate_every) and not stopping:
             before = time.perf_counter()
             _evaluate(job, reporter)
             clock += time.perf_counter() - before
-        if stopping or state.improved or schedule.saves_after(state.step):
+        if stopping or state.improved or schedule.due(state.step, schedule.checkpoint_every):
             seconds = _save(job)
             if stopping and state.step < schedule.total:
                 return _preempted(job, stop, seconds, reporter)
@@ -196,7 +196,7 @@ def _evaluate(job: TrainingJob, reporter: Reporter) -> None:
                 sheet = task.prediction_sheet(job.micro_batch, state.step)
         reporter.evaluation(job, split, numbers)
         reporter.image(state.step, f"{split}/images", sheet)
-    if job.schedule.draws_after(state.step):
+    if job.schedule.due(state.step, job.schedule.attention_every):
         _draw_attention(job, reporter)
     value = numbers[job.config.checkpoint.best]
     state.evaluated = state.step

@@ -31,25 +31,11 @@ class Schedule:
     """The highest learning rate, scaled to the batch."""
     settings: ScheduleConfig
 
-    def logs_after(self, done: int) -> bool:
-        """Whether a line of the log is due after this number of steps."""
-        return self._due(done, self.log_every)
-
-    def evaluates_after(self, done: int) -> bool:
-        """Whether an evaluation is due after this number of steps."""
-        return self._due(done, self.evaluate_every)
-
-    def draws_after(self, done: int) -> bool:
-        """Whether attention maps are due after this number of steps."""
-        return self.attention_every is not None and self._due(done, self.attention_every)
-
-    def saves_after(self, done: int) -> bool:
-        """Whether a checkpoint is due after this number of steps."""
-        return self._due(done, self.checkpoint_every)
-
-    def _due(self, done: int, every: int) -> bool:
-        """Every so often, and at the end."""
-        return done > 0 and (done % every == 0 or done == self.total)
+    def due(self, done: int, every: int | None) -> bool:
+        """Whether an event with this interval is due after `done` steps: at multiples of the
+        interval, and at the end of the run. None: never.
+        """
+        return every is not None and done > 0 and (done % every == 0 or done == self.total)
 
 
 def build_schedule(config: TrainConfig, samples_per_epoch: int) -> Schedule:

@@ -9,13 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 from rich.text import Text
 
 from vision.config import ConfigError
-from vision.data.preprocess import Preprocess
+from vision.data.preprocess import NAMES, Preprocess
+from vision.data.sources.subsets import imbalance
 from vision.terminal import plain
 from vision.training.configs import TrainConfig
 from vision.training.run.run_folder import writing
@@ -80,7 +82,7 @@ class Reporter:
             self.say(line)
         for name, value in _summary(job).items():
             self._named(f"{name:14}", "bold", value)
-        for warning in job.warnings():
+        for warning in _warnings(job):
             self.warn(warning)
         if self.console.is_terminal:
             self.progress = Progress(*_COLUMNS, console=self.console)
@@ -216,6 +218,34 @@ def _preprocess(preprocess: Preprocess) -> str:
             value = separator.join(f"{number:.4g}" for number in numbers)
         by_origin.setdefault(origin, []).append(f"{name.replace('_', ' ')} {value}")
     return "; ".join(f"{', '.join(values)} (from {who})" for who, values in by_origin.items())
+
+
+def _warnings(job: "TrainingJob") -> Iterator[str]:
+    """What is likely to be a mistake in the settings or the data."""
+    if job.config.precision == "fp16" and job.world.device.type == "cpu":
+        yield "precision=fp16 on a CPU is slow and less exact than bf16 or fp32."
+    if unequal := imbalance(job.data.train.labels, job.data.train.classes):
+        yield unequal
+    for name in NAMES:
+        trained = next((values[name] for _, values in job.start.known if name in values), None)
+        given, used = getattr(job.config.preprocess, name), getattr(job.data.preprocess, name)
+        if given != "auto" and trained is not None and not _same(used, trained):
+            yield (
+                f"preprocess.{name} = {_listed(given)}, but the weights were trained with "
+                f"{_listed(trained)}; preprocess.{name}=auto takes theirs."
+            )
+
+
+def _same(first: Any, second: Any) -> bool:
+    if isinstance(first, tuple):
+        return len(first) == len(second) and np.allclose(first, second, rtol=0, atol=1e-4)
+    return bool(first == second)
+
+
+def _listed(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(f'{number:g}' for number in value)}]"
+    return str(value)
 
 
 def _start_wandb(config: TrainConfig, folder: Path, run_id: str | None) -> Any:
