@@ -24,7 +24,7 @@ from vision.training.run.run_folder import (
     stop_requests,
 )
 from vision.training.schedule import lr_at
-from vision.training.state import averaged, decay_at, gather, restore, update_average
+from vision.training.state import averaged, gather, restore
 from vision.training.step import NonFiniteError, explain_nonfinite, forward_backward, update
 from vision.training.tasks.probe import probe_config
 
@@ -127,10 +127,8 @@ def _loop(job: TrainingJob, stop: StopRequest, reporter: Reporter) -> int:
         if broken:
             _nonfinite(job, parts, reporter)
         else:
-            update(state.model, state.optimizer, state.scaler, config.optimizer)
+            update(state, config)
             state.sums += sums
-            if state.average is not None and config.ema is not None:
-                update_average(state.average, state.model, decay_at(state.step, config.ema))
         state.step += 1
         if schedule.due(state.step, schedule.log_every):
             clock = _log_training(job, reporter, learning_rate, clock)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from vision.config import UserError
-from vision.models.layers import Classifier
 from vision.randomness import step_seed
-from vision.training.configs import OptimizerConfig
+from vision.training.configs import TrainConfig
 from vision.training.run.distributed import last_part_only
+from vision.training.state import TrainState, decay_at, update_average
 from vision.training.tasks.task import B, Task
 
 
@@ -51,19 +51,18 @@ def empty_sums(task: Task[B]) -> Tensor:
     return torch.zeros(len(task.measures) + 1, device=task.world.device)
 
 
-def update(
-    model: Classifier,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
-    config: OptimizerConfig,
-) -> None:
-    """Clip the gradients, update the weights and drop the gradients."""
-    if config.clip != "none":
-        scaler.unscale_(optimizer)
-        clip_gradients(model.parameters(), config.clip, config.clip_at, model.head_parameters())
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad(set_to_none=True)
+def update(state: TrainState, config: TrainConfig) -> None:
+    """Clip the gradients, update the weights and their average, and drop the gradients."""
+    model, clip = state.model, config.optimizer.clip
+    if clip != "none":
+        state.scaler.unscale_(state.optimizer)
+        head = model.head_parameters()
+        clip_gradients(model.parameters(), clip, config.optimizer.clip_at, head)
+    state.scaler.step(state.optimizer)
+    state.scaler.update()
+    state.optimizer.zero_grad(set_to_none=True)
+    if state.average is not None and config.ema is not None:
+        update_average(state.average, model, decay_at(state.step, config.ema))
 
 
 @torch.no_grad()

@@ -5,7 +5,6 @@ for every block, on any grid. Tokens before the patches are not rotated.
 """
 
 import math
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -64,17 +63,31 @@ class AxialRotary(nn.Module):
         offset: int = 0,
     ) -> None:
         super().__init__()
-        self.depth = config.depth
-        pairs = width_of_head(config) // 4
+        self.depth, self.prefix = config.depth, prefix
+        self.pairs, self.temperature = width_of_head(config) // 4, temperature
+        self.columns_first, self.offset = columns_first, offset
         scaled = config.rotary_grid if config.rotary in ("eva", "pe") else None
-        reference = None if scaled is None else pair(scaled)
-        angles = partial(_axial, pairs, temperature, columns_first, offset, reference, prefix)
-        self.angles = Derived(angles, grid)
+        self.reference = None if scaled is None else pair(scaled)
+        self.angles = Derived(self._angles, grid)
 
     def forward(self, grid: Grid) -> list[Rotation]:
         """The same rotation for every block."""
         cos, sin = self.angles(grid)
         return [Rotation(cos, sin, halves=False)] * self.depth
+
+    def _angles(self, grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of the angles: (n pairs)."""
+        frequency = 1 / self.temperature ** (torch.arange(self.pairs, device=device) / self.pairs)
+        angles = []
+        for axis, cells in enumerate(grid):
+            place = torch.arange(cells, device=device).float() + self.offset
+            if self.reference is not None:
+                place = place / cells * self.reference[axis]
+            angles.append(torch.outer(place, frequency))
+        rows, columns = by_cell(*angles)
+        angle = torch.cat([columns, rows] if self.columns_first else [rows, columns], dim=-1)
+        angle = F.pad(angle, (0, 0, self.prefix, 0))
+        return angle.cos(), angle.sin()
 
     def init_weights(self, generator: torch.Generator) -> None:
         """Nothing is learned."""
@@ -190,29 +203,6 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     turned = (first * cos - second * sin, second * cos + first * sin)
     dim = -2 if rotation.halves else -1
     return torch.stack(turned, dim=dim).flatten(-2).to(x.dtype)
-
-
-def _axial(
-    pairs: int,
-    temperature: float,
-    columns_first: bool,
-    offset: int,
-    reference: Grid | None,
-    prefix: int,
-    grid: Grid,
-    device: torch.device,
-) -> tuple[Tensor, Tensor]:
-    frequency = 1 / temperature ** (torch.arange(pairs, device=device) / pairs)
-    angles = []
-    for axis, cells in enumerate(grid):
-        place = torch.arange(cells, device=device).float() + offset
-        if reference is not None:
-            place = place / cells * reference[axis]
-        angles.append(torch.outer(place, frequency))
-    rows, columns = by_cell(*angles)
-    angle = torch.cat([columns, rows] if columns_first else [rows, columns], dim=-1)
-    angle = F.pad(angle, (0, 0, prefix, 0))
-    return angle.cos(), angle.sin()
 
 
 def _cells(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from vision.config import ConfigError
 from vision.data.preprocess import Preprocess, normalizer
-from vision.files import replacing, write_all
+from vision.files import write_text
 from vision.inspection.capture.capture import Passes, capture
 from vision.inspection.capture.recording import CaptureError
 from vision.inspection.explain import explain
@@ -27,13 +28,13 @@ IMAGES = 8
 """Number of validation images that are drawn and that head statistics are taken over."""
 
 
+@dataclass
 class _Trained:
     """The model of a run, as a subject of figures."""
 
-    def __init__(self, model: Classifier, classes: Sequence[str], preprocess: Preprocess) -> None:
-        self.model = model
-        self.classes = classes
-        self.preprocess = preprocess
+    model: Classifier
+    classes: Sequence[str]
+    preprocess: Preprocess
 
 
 def check_attention(model: Classifier, preprocess: Preprocess) -> None:
@@ -82,17 +83,13 @@ def draw_attention(
 @contextmanager
 def _uncompiled(model: Classifier) -> Iterator[None]:
     """Run a model that was compiled in place without its graph, which hides attention."""
-    compiled = [
-        (module, module._compiled_call_impl)
-        for module in model.modules()
-        if module._compiled_call_impl is not None
-    ]
+    compiled = {m: m._compiled_call_impl for m in model.modules() if m._compiled_call_impl}
     try:
-        for module, _ in compiled:
+        for module in compiled:
             module._compiled_call_impl = None
         yield
     finally:
-        for module, implementation in compiled:
+        for module, implementation in compiled.items():
             module._compiled_call_impl = implementation
 
 
@@ -104,8 +101,7 @@ def _write(drawings: dict[str, Drawing], heads: Heads, folder: Path, step: int) 
     # A resumed run repeats some steps: their new lines replace the old ones.
     kept = [line for line in lines if json.loads(line)["step"] < step]
     new = [json.dumps({"step": step, **row}) for row in heads.table()]
-    with replacing(path) as file:
-        write_all(file, ("\n".join([*kept, *new]) + "\n").encode())
+    write_text(path, "\n".join([*kept, *new]) + "\n")
 
 
 def _image(drawing: Drawing) -> Image.Image:

@@ -55,7 +55,6 @@ LOWER_IS_BETTER = ("loss",)
 PREEMPTED = 75
 """Exit code of a run that was stopped and can be resumed (EX_TEMPFAIL): schedulers requeue it."""
 
-_TAKEN = {errno.EACCES, errno.EAGAIN}
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 
 
@@ -223,7 +222,7 @@ def _lock(folder: Path) -> int | None:
     except OSError as error:
         holder = os.pread(descriptor, 1000, 0).decode(errors="replace") or "another process"
         os.close(descriptor)
-        if error.errno in _TAKEN:
+        if isinstance(error, BlockingIOError | PermissionError):  # EAGAIN, EACCES
             raise ConfigError(
                 f"the run {folder} is being trained at this moment, by {holder}. Wait for it, stop "
                 "it, or choose another name."

@@ -74,6 +74,7 @@ class Probe(Task[FeatureBatch]):
         check_loss(self.config.loss, self.config.augment.label_smoothing, self.classes)
         self.module = _Head(self.model)
         self.parallel = "ddp"  # a head is small enough to be whole on every device
+        self.sources = {"train": self.data.train, "val": self.data.val}
         self.features: dict[str, Features] = {}
 
     def prepare(self, batch_size: int, reporter: Reporter) -> None:
@@ -113,9 +114,8 @@ class Probe(Task[FeatureBatch]):
     def unreadable(self) -> Mapping[str, str]:
         """Images without features."""
         reason = "could not be read when the features were computed"
-        sources = {"train": self.data.train, "val": self.data.val}
         names = (
-            sources[split].name(index)
+            self.sources[split].name(index)
             for split, features in self.features.items()
             for index in features.unreadable
         )
@@ -123,13 +123,12 @@ class Probe(Task[FeatureBatch]):
 
     def _batch(self, split: Literal["train", "val"], request: BatchRequest) -> FeatureBatch:
         features = self.features[split]
-        source = self.data.train if split == "train" else self.data.val
         ids = request.indices.copy()
         for row in np.flatnonzero(np.isin(ids, features.unreadable)):
             ids[row] = -1 if split == "val" else self._replacement(request, int(row))
         rows = features.rows[np.maximum(ids, 0)]
         rows[ids < 0] = 0
-        labels = np.where(ids >= 0, source.labels[ids], 0)
+        labels = np.where(ids >= 0, self.sources[split].labels[ids], 0)
         return FeatureBatch(*map(torch.from_numpy, (rows, labels, ids)))
 
     def _replacement(self, request: BatchRequest, row: int) -> int:
