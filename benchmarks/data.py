@@ -38,7 +38,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from vision.config import parse
-from vision.data.batches import evaluation_batches, training_batches
+from vision.data.batches import Loader, Pipeline, evaluation_batches, training_batches
 from vision.data.configs import (
     AugmentConfig,
     FolderConfig,
@@ -46,7 +46,6 @@ from vision.data.configs import (
     PreprocessConfig,
     ShardsConfig,
 )
-from vision.data.loader import Loader, Pipeline
 from vision.data.order import BatchOrder
 from vision.data.preprocess import resolve_preprocess
 from vision.data.sources.build_source import build_source

@@ -16,8 +16,7 @@ import vision
 from vision.cli.app import main
 from vision.cli.composition import compose
 from vision.config import parse
-from vision.data.batches import evaluation_batches
-from vision.data.loader import Loader, Pipeline
+from vision.data.batches import Loader, Pipeline, evaluation_batches
 from vision.evaluation.configs import EvalConfig
 from vision.evaluation.evaluated_model import open_evaluated_model
 from vision.evaluation.predictions import predict

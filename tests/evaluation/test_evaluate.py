@@ -14,9 +14,8 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from vision.config import parse
-from vision.data.batches import evaluation_batches
+from vision.data.batches import Batch, Loader, Pipeline, evaluation_batches
 from vision.data.configs import LoaderConfig, PreprocessConfig
-from vision.data.loader import Batch, Loader, Pipeline
 from vision.data.preprocess import Preprocess, normalizer, resolve_preprocess
 from vision.data.sources.source import StoredImage
 from vision.evaluation.evaluate import evaluate

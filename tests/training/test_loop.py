@@ -24,9 +24,8 @@ from vision.checkpoints.open import open_model
 from vision.cli.app import main
 from vision.cli.composition import compose
 from vision.config import ConfigError, UserError, parse
-from vision.data.batches import training_batches
+from vision.data.batches import Loader, Pipeline, training_batches
 from vision.data.images.decode import UnreadableImageError
-from vision.data.loader import Loader, Pipeline
 from vision.data.order import BatchOrder
 from vision.data.preprocess import normalizer, resolve_preprocess, usual_values
 from vision.data.sources.build_source import build_source

@@ -150,7 +150,7 @@ def _data(config: DataCommandConfig, chosen: Choices) -> int:
 
 
 def _check(config: DataCommandConfig) -> int:
-    from vision.data.loader import resolve_workers
+    from vision.data.batches import resolve_workers
     from vision.data.tools.check import check_data
 
     workers = resolve_workers(config.loader.workers)

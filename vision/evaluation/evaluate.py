@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from vision.data.loader import Batch
+from vision.data.batches import Batch
 from vision.data.preprocess import Preprocess, normalizer
 from vision.evaluation.metrics import empty_tally, results, update
 from vision.models.layers import static_bias

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from vision.checkpoints.open import print_notes
 from vision.config import ConfigError, pair
-from vision.data.batches import build_loader, evaluation_batches
+from vision.data.batches import Batch, build_loader, evaluation_batches
 from vision.data.configs import DataConfig, ShapesConfig
-from vision.data.loader import Batch
 from vision.data.sources.build_source import build_source
 from vision.data.sources.source import Source
 from vision.evaluation.classes import match_classes

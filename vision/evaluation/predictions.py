@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vision.config import ConfigError
-from vision.data.loader import Batch
+from vision.data.batches import Batch
 from vision.data.preprocess import Preprocess, normalizer
 from vision.evaluation.configs import Augmentation
 from vision.evaluation.evaluate import biases_once, evaluation_mode

@@ -11,8 +11,7 @@ from PIL import Image
 from small_runs import last_tensors, metrics
 
 from vision.checkpoints.open import open_model
-from vision.data.batches import evaluation_batches
-from vision.data.loader import Loader, Pipeline
+from vision.data.batches import Loader, Pipeline, evaluation_batches
 from vision.data.preprocess import normalizer
 from vision.data.sources.build_source import build_source
 from vision.training.loop import train

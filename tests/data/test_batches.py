@@ -18,10 +18,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vision.data.batches import evaluation_batches, training_batches
+from vision.data.batches import (
+    Batch,
+    Loader,
+    Pipeline,
+    evaluation_batches,
+    resolve_workers,
+    training_batches,
+)
 from vision.data.images.decode import UnreadableImageError, open_image
 from vision.data.images.transforms import evaluation_pixels, training_pixels
-from vision.data.loader import Batch, Loader, Pipeline, resolve_workers
 from vision.data.order import BatchOrder, epoch_length
 from vision.data.sources.source import Source, StoredImage
 from vision.randomness import generator
