@@ -26,9 +26,10 @@ from vision.data.batches import (
     resolve_workers,
     training_batches,
 )
+from vision.data.images.augment import training_pixels
 from vision.data.images.decode import UnreadableImageError, open_image
-from vision.data.images.transforms import evaluation_pixels, training_pixels
 from vision.data.order import BatchOrder, epoch_length
+from vision.data.preprocess import evaluation_pixels
 from vision.data.sources.source import Source, StoredImage
 from vision.randomness import generator
 
@@ -257,7 +258,7 @@ def test_too_many_unreadable_images_stop_the_run() -> None:
 
 
 KILL = """
-import os, signal, test_loader as t
+import os, signal, test_batches as t
 class Killed(t.Memory):
     def read(self, index):
         if index == 11:

@@ -265,8 +265,7 @@ def test_neighbours_are_those_that_scikit_learn_finds(runs: Path, capsys: Captur
 
     from vision.checkpoints.open import open_model
     from vision.data.images.decode import open_image
-    from vision.data.images.transforms import evaluation_pixels
-    from vision.data.preprocess import normalizer
+    from vision.data.preprocess import evaluation_pixels, normalizer
 
     found = evaluate(capsys, f"checkpoint={runs / 'swin'}", "save=false", "neighbours=4")
     stored = open_model(runs / "swin")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vision.checkpoints.configs import ConvertConfig, Renaming, SizedConfig
 from vision.config import Config, ConfigError
-from vision.data.configs import DataCommandConfig, DataConfig, PrepareConfig
+from vision.data.configs import DataConfig
+from vision.data.tools.configs import DataCommandConfig, PrepareConfig
 from vision.evaluation.configs import EvalConfig
 from vision.inference.configs import ExportConfig, PredictConfig
 from vision.inference.visualize.configs import VisualizeConfig

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from vision.data.configs import AugmentConfig, DataConfig, LoaderConfig
-from vision.data.images.augment import import_policy
+from vision.data.images.augment import training_pixels
 from vision.data.images.decode import Pixels, UnreadableImageError, open_image
-from vision.data.images.transforms import evaluation_pixels, training_pixels
+from vision.data.images.policies import import_policy
 from vision.data.order import BatchOrder, BatchRequest, evaluation_requests, training_requests
-from vision.data.preprocess import Preprocess
+from vision.data.preprocess import Preprocess, evaluation_pixels
 from vision.data.sources.source import Source
 from vision.randomness import generator
 

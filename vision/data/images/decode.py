@@ -94,6 +94,17 @@ def open_image(
     return OpenImage(pixels.shape[0], pixels.shape[1], name, lambda _: pixels)
 
 
+def to_image(pixels: Pixels) -> Image.Image:
+    """Convert pixels to a Pillow image."""
+    return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+
+
+def from_image(image: Image.Image) -> Pixels:
+    """Convert a Pillow image to pixels."""
+    pixels = np.asarray(image)
+    return pixels[:, :, None] if pixels.ndim == 2 else pixels
+
+
 class _named_errors:  # noqa: N801 (used like a function, and cheaper than a generator)
     """Convert any error of a decoder to an UnreadableImageError that names the file."""
 
@@ -167,8 +178,7 @@ def _flatten(image: Image.Image, channels: int) -> Pixels:
         canvas.alpha_composite(image.convert("RGBA"))
         image = canvas
     mode = "L" if channels == 1 else "RGB"
-    pixels = np.asarray(image if image.mode == mode else image.convert(mode))
-    return pixels[:, :, None] if channels == 1 else pixels
+    return from_image(image if image.mode == mode else image.convert(mode))
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

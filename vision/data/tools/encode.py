@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from PIL import Image
 
-from vision.data.images.augment import to_image
-from vision.data.images.decode import UnreadableImageError, open_image
+from vision.data.images.decode import UnreadableImageError, open_image, to_image
 from vision.data.sources.folder import FORMATS
 from vision.data.sources.source import Source
 

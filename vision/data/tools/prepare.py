@@ -19,11 +19,12 @@ import numpy as np
 from rich.progress import Progress
 
 from vision.config import ConfigError
-from vision.data.configs import PrepareConfig, Split
+from vision.data.configs import Split
 from vision.data.sources.build_source import build_source, list_splits
 from vision.data.sources.shard_index import index_file, open_index
 from vision.data.sources.shards import DESCRIPTION, find_shards, read_description
 from vision.data.sources.source import Source
+from vision.data.tools.configs import PrepareConfig
 from vision.data.tools.encode import Encoded, Settings, encode
 from vision.data.tools.pool import ordered_map, track
 from vision.files import replacing, write_text

@@ -10,9 +10,8 @@ from typing import Any
 
 from PIL import Image
 
-from vision.data.images.augment import to_image
-from vision.data.images.decode import open_image
-from vision.data.images.transforms import evaluation_pixels
+from vision.data.images.decode import to_image
+from vision.data.preprocess import input_pixels
 from vision.evaluation.evaluated_model import Answers
 from vision.evaluation.model_metrics import confident_mistakes
 
@@ -46,8 +45,7 @@ def gallery(answers: Answers, most: int, max_pixels: int) -> list[dict[str, Any]
     for mistake in confident_mistakes(answers.predictions.logits, answers.labels, most):
         index = int(answers.predictions.ids[mistake.row])
         name = source.name(index)
-        opened = open_image(source.read(index), preprocess.channels, name, max_pixels)
-        image = to_image(evaluation_pixels(opened, preprocess))
+        image = to_image(input_pixels(source.read(index), name, preprocess, max_pixels))
         entries.append({"name": name, **asdict(mistake), "image": data_url(image)})
     return entries
 
