@@ -1,6 +1,6 @@
 """`vision eval`: evaluate checkpoints on the images of a split."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vision.checkpoints.open import print_notes
 from vision.config import ConfigError, pair
-from vision.data.batches import Batch, build_loader, evaluation_batches
+from vision.data.batches import build_loader, evaluation_batches
 from vision.data.configs import DataConfig, ShapesConfig
 from vision.data.sources.build_source import build_source
 from vision.data.sources.source import Source
@@ -31,7 +31,7 @@ from vision.evaluation.report.report_files import output_folder, remove_if_empty
 from vision.evaluation.views import preprocess_for_views
 from vision.models.cost.count import cost
 from vision.models.swin import Swin
-from vision.terminal import progress_bar
+from vision.terminal import tracked
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _predict(
     batches = evaluation_batches(loader, config.batch_size, processes.rank, processes.ranks)
     if processes.rank == 0:
         total = -(-len(source) // (processes.ranks * config.batch_size))
-        batches = _with_progress(batches, total, short_name(model.checkpoint))
+        batches = tracked(batches, short_name(model.checkpoint), total)
     return predict(
         model.opened.model,
         batches,
@@ -133,11 +133,6 @@ def _predict(
         keep_features=config.neighbours > 0,
         reduce=processes.reduce,
     )
-
-
-def _with_progress(batches: Iterable[Batch], total: int, title: str) -> Iterator[Batch]:
-    with progress_bar() as progress:
-        yield from progress.track(batches, total, description=title)
 
 
 def _check_same_images(first: Answers, other: Answers) -> None:

@@ -29,8 +29,8 @@ from vision.data.sources.known_sets import known_set, torchvision_set
 from vision.data.sources.packed import PackedStrings
 from vision.data.sources.shapes import CLASSES, build_shapes
 from vision.data.sources.shards import describe_shards, read_shards
-from vision.data.sources.source import Source
-from vision.data.sources.subsets import named_splits, nested_subset, split_by_fraction, take
+from vision.data.sources.source import Source, take
+from vision.data.sources.subsets import named_splits, nested_subset, split_by_fraction
 from vision.data.sources.table import folder_classes, read_table
 from vision.data.sources.wordnet import imagenet_synsets, readable_names
 

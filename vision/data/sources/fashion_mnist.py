@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from vision.config import ConfigError
 from vision.data.configs import Split
-from vision.data.sources.arrays import ArraySource
-from vision.data.sources.class_names import FASHION_MNIST
+from vision.data.sources.known_sets import FASHION_MNIST
+from vision.data.sources.source import ArraySource
 
 _PREFIXES: dict[Split, str] = {"train": "train", "test": "t10k"}
 _UNSIGNED_BYTES = 0x08

@@ -12,11 +12,10 @@ from torchvision import datasets  # type: ignore[import-untyped]
 
 from vision.config import ConfigError
 from vision.data.configs import Split, TorchvisionConfig
-from vision.data.sources.arrays import ArraySource
 from vision.data.sources.folder import FolderSource
 from vision.data.sources.known_sets import torchvision_set
 from vision.data.sources.packed import PackedStrings
-from vision.data.sources.source import Source
+from vision.data.sources.source import ArraySource, Source
 
 _PAIRS = ("samples", "_samples", "imgs")
 """Attributes in which torchvision's classes keep (file, label) of every image."""
