@@ -18,8 +18,8 @@ from vision.cli.composition import compose
 from vision.config import parse
 from vision.data.batches import Loader, Pipeline, evaluation_batches
 from vision.evaluation.configs import EvalConfig
+from vision.evaluation.evaluate import predict
 from vision.evaluation.evaluated_model import open_evaluated_model
-from vision.evaluation.predictions import predict
 from vision.inference.load import Loaded
 from vision.inference.predict import predict_files
 from vision.models.build import build_model

@@ -303,7 +303,7 @@ def test_parquet_has_the_rows_of_the_csv_file(runs: Path, tmp_path: Path, capsys
 def test_parquet_without_pyarrow_is_refused_before_any_work(
     runs: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vision.evaluation.report.prediction_files.find_spec", lambda name: None)
+    monkeypatch.setattr("vision.evaluation.report.report_files.find_spec", lambda name: None)
     text = refused(capsys, f"checkpoint={runs / 'a'}", "predictions=parquet")
     assert "needs pyarrow" in text and "predictions=csv" in text
 

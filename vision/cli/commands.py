@@ -216,7 +216,7 @@ def _compare(config: CompareConfig, chosen: Choices) -> int:
 
 def _eval(config: EvalConfig, chosen: Choices) -> int:
     from vision.evaluation.evaluate_checkpoints import Processes, evaluate_checkpoints
-    from vision.evaluation.report.tables import tables
+    from vision.evaluation.report.eval_report import tables
     from vision.training.run.distributed import world
 
     with world(config.device) as run:

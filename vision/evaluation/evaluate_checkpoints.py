@@ -13,12 +13,16 @@ from vision.data.batches import build_loader, evaluation_batches
 from vision.data.configs import DataConfig, ShapesConfig
 from vision.data.sources.build_source import build_source
 from vision.data.sources.source import Source
-from vision.evaluation.classes import match_classes
 from vision.evaluation.configs import Augmentation, EvalConfig
-from vision.evaluation.evaluated_model import Answers, EvaluatedModel, open_evaluated_model
+from vision.evaluation.evaluate import Predictions, Reduce, predict, preprocess_for_views
+from vision.evaluation.evaluated_model import (
+    Answers,
+    EvaluatedModel,
+    match_classes,
+    open_evaluated_model,
+)
 from vision.evaluation.model_metrics import compare, compute_metrics
 from vision.evaluation.neighbours import NeighboursAccuracy, nearest_classes, vote_logits
-from vision.evaluation.predictions import Predictions, Reduce, predict
 from vision.evaluation.report.eval_report import (
     Cost,
     ModelReport,
@@ -26,9 +30,12 @@ from vision.evaluation.report.eval_report import (
     short_name,
     short_names,
 )
-from vision.evaluation.report.prediction_files import check_parquet
-from vision.evaluation.report.report_files import output_folder, remove_if_empty, save
-from vision.evaluation.views import preprocess_for_views
+from vision.evaluation.report.report_files import (
+    check_parquet,
+    output_folder,
+    remove_if_empty,
+    save,
+)
 from vision.models.cost.count import cost
 from vision.models.swin import Swin
 from vision.terminal import tracked
