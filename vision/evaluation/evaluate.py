@@ -18,7 +18,7 @@ from vision.config import ConfigError
 from vision.data.batches import Batch
 from vision.data.preprocess import Preprocess, normalizer
 from vision.evaluation.configs import Augmentation
-from vision.evaluation.metrics import empty_tally, results, update
+from vision.evaluation.metrics import add_batch, empty_sums, results
 from vision.models.layers import Classifier, static_bias
 from vision.models.precision import Precision, autocast
 
@@ -63,7 +63,7 @@ def evaluate(
     """
     normalize = normalizer(preprocess, device)
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    tally = empty_tally(classes, device)
+    sums = empty_sums(classes, device)
     with evaluation_mode(model):
         for batch in batches:
             images = normalize(batch.images.to(device, non_blocking=True))
@@ -71,10 +71,8 @@ def evaluate(
                 logits = model(images.contiguous(memory_format=layout))
             labels = batch.labels.to(device, non_blocking=True)
             valid = batch.ids.to(device, non_blocking=True) >= 0
-            tally = update(tally, logits, labels, valid)
-    if reduce is not None:
-        tally = replace(tally, sums=reduce(tally.sums))
-    return results(tally)
+            sums = add_batch(sums, logits, labels, valid)
+    return results(sums if reduce is None else reduce(sums))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from vision.evaluation.calibration import Reliability, Scaled, reliability, scal
 from vision.evaluation.metrics import (
     ClassMetrics,
     ImageScores,
-    Tally,
     class_counts,
     class_metrics,
     confusion_counts,
@@ -94,8 +93,7 @@ def compute_metrics(
     sums = torch.cat([torch.stack(overall).sum(1), counts.double().flatten()])
     curve = reliability(scores, bins)
     return ModelMetrics(
-        metrics=results(Tally(sums, len(names)))
-        | {"nll": curve.nll, "brier": curve.brier, "ece": curve.ece},
+        metrics=results(sums) | {"nll": curve.nll, "brier": curve.brier, "ece": curve.ece},
         intervals={name: interval(values) for name, values in draws.items()},
         draws=draws,
         calibration=Calibration(curve, scale(logits, labels, bins, seed)),

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -31,7 +31,7 @@ FORMATS = {
 Formats of pixels only: a file named .jpg is never passed to an interpreter, as EPS's would be.
 """
 SUFFIXES = frozenset(chain.from_iterable(FORMATS.values()))
-"""Files with other suffixes are not read as images; they are counted."""
+"""Files with other suffixes are not read as images."""
 
 
 @dataclass(eq=False, repr=False)
@@ -61,8 +61,6 @@ class Listing:
     paths: list[str]
     """Relative to root; class by class, sorted within each."""
     labels: NDArray[np.int64]
-    ignored: Counter[str] = field(default_factory=Counter)
-    """Number of files that are not read as images, by the reason."""
 
 
 def list_classes(folder: Path) -> tuple[str, ...]:
@@ -102,7 +100,7 @@ def list_images(folder: Path) -> Listing:
             f"them{'; ' + _found((), ignored) if ignored else ''}."
         )
     labels = np.repeat(np.arange(len(classes), dtype=np.int64), counts)
-    return Listing(folder, classes, paths, labels, ignored)
+    return Listing(folder, classes, paths, labels)
 
 
 def require_folder(folder: Path) -> Path:

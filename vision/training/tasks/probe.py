@@ -1,7 +1,6 @@
 """A linear probe on features that are computed once: an epoch then costs what the head costs."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +12,7 @@ from vision.config import parse
 from vision.data.images.mixing import Mix, soft_targets
 from vision.data.order import BatchOrder, BatchRequest, evaluation_requests, training_requests
 from vision.evaluation.evaluate import evaluation_mode
-from vision.evaluation.metrics import empty_tally, results, update
+from vision.evaluation.metrics import add_batch, empty_sums, results
 from vision.models.layers import Classifier
 from vision.models.precision import autocast
 from vision.randomness import generator
@@ -71,14 +70,15 @@ class Probe(Task[FeatureBatch]):
     def evaluate(self, batch_size: int) -> dict[str, float]:
         """The metrics of `vision.evaluation.metrics`."""
         device, world = self.world.device, self.world
-        tally = empty_tally(self.classes, device)
+        sums = empty_sums(self.classes, device)
         requests = evaluation_requests(len(self.data.val), batch_size, world.rank, world.size)
         with evaluation_mode(self.module), torch.no_grad():
             for batch in (self._batch("val", request) for request in requests):
                 with autocast(self.config.precision, device):
                     logits = self.module(batch.features.to(device))
-                tally = update(tally, logits, batch.labels.to(device), batch.ids.to(device) >= 0)
-        return results(replace(tally, sums=world.sum(tally.sums)))
+                valid = batch.ids.to(device) >= 0
+                sums = add_batch(sums, logits, batch.labels.to(device), valid)
+        return results(world.sum(sums))
 
     def trial_batch(self, size: int) -> None:
         """None: a head needs hardly any memory."""
