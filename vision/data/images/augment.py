@@ -15,6 +15,9 @@ from vision.data.images.decode import OpenImage, Pixels, from_image, to_image
 from vision.data.images.policies import apply_policy, torchvision_transforms
 from vision.data.preprocess import Preprocess, evaluation_pixels, resize, resized_to_cover
 
+_ENHANCERS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+"""In the order of `AugmentConfig.color_jitter`, which ends with the hue."""
+
 Box = tuple[int, int, int, int]
 """top, left, height, width."""
 
@@ -135,16 +138,11 @@ def color_jitter(
         if not amount:
             continue
         factor = random.uniform(max(0.0, 1 - amount), 1 + amount)
-        match int(kind):
-            case 0:
-                image = ImageEnhance.Brightness(image).enhance(factor)
-            case 1:
-                image = ImageEnhance.Contrast(image).enhance(factor)
-            case 2:
-                image = ImageEnhance.Color(image).enhance(factor)
-            case 3:
-                shift = random.uniform(-amount, amount)
-                image = torchvision_transforms().functional.adjust_hue(image, shift)
+        if kind < len(_ENHANCERS):
+            image = _ENHANCERS[kind](image).enhance(factor)
+        else:
+            shift = random.uniform(-amount, amount)
+            image = torchvision_transforms().functional.adjust_hue(image, shift)
     return image
 
 

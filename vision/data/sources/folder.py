@@ -51,16 +51,10 @@ class FolderSource(Source):
             return file.read()
 
 
-@dataclass
-class Listing:
-    """The image files below a folder that has a folder for each class."""
-
-    root: Path
-    classes: tuple[str, ...]
-    """The names of the class folders, sorted."""
-    paths: list[str]
-    """Relative to root; class by class, sorted within each."""
-    labels: NDArray[np.int64]
+Listing = tuple[tuple[str, ...], list[str], NDArray[np.int64]]
+"""Image files below a folder: the names of its class folders, sorted; the paths relative to the
+folder, class by class and sorted within each; their labels.
+"""
 
 
 def list_classes(folder: Path) -> tuple[str, ...]:
@@ -100,7 +94,7 @@ def list_images(folder: Path) -> Listing:
             f"them{'; ' + _found((), ignored) if ignored else ''}."
         )
     labels = np.repeat(np.arange(len(classes), dtype=np.int64), counts)
-    return Listing(folder, classes, paths, labels)
+    return classes, paths, labels
 
 
 def require_folder(folder: Path) -> Path:

@@ -170,14 +170,14 @@ def _read_folders(root: Path, only: Split | None) -> Table:
     if only in folders:
         folders = {only: folders[only]}
     paths: list[str] = []
-    labels = []
+    labels: list[NDArray[np.int64]] = []
     splits: dict[Split, NDArray[np.int64]] = {}
     for split, folder in folders.items():
-        listing = list_images(folder)
-        prefix = "" if listing.root == root else f"{listing.root.name}/"
-        splits[split] = np.arange(len(paths), len(paths) + len(listing.paths))
-        paths += [prefix + path for path in listing.paths]
-        labels.append(listing.labels)
+        _, found, own = list_images(folder)
+        prefix = "" if folder == root else f"{folder.name}/"
+        splits[split] = np.arange(len(paths), len(paths) + len(found))
+        paths += [prefix + path for path in found]
+        labels.append(own)
     return Table(root, classes, PackedStrings(paths), np.concatenate(labels), splits, None)
 
 
