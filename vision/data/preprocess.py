@@ -59,6 +59,18 @@ class Preprocess:
     origin: Mapping[str, str]
     """Origin of mean, std, interpolation and crop_ratio."""
 
+    def __str__(self) -> str:
+        """Return the values, grouped by their origin."""
+        by_origin: dict[str, list[str]] = {}
+        for name, origin in self.origin.items():
+            value = getattr(self, name)
+            if not isinstance(value, str):
+                numbers = value if isinstance(value, tuple) else (value,)
+                separator = " × " if name == "image_size" else ", "
+                value = separator.join(f"{number:.4g}" for number in numbers)
+            by_origin.setdefault(origin, []).append(f"{name.replace('_', ' ')} {value}")
+        return "; ".join(f"{', '.join(values)} (from {who})" for who, values in by_origin.items())
+
     def crop_ratio_for(self, height: int, width: int) -> float:
         """Return the crop ratio for an image of this size.
 

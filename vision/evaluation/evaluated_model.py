@@ -79,7 +79,7 @@ def open_evaluated_model(place: str, config: EvalConfig, device: torch.device) -
     if config.preprocess.mean != "auto":
         notes = [line for line in notes if "mean and std of ImageNet" not in line]
     if opened.record is None:
-        notes.append(_describe_preprocess(preprocess))
+        notes.append(f"images are preprocessed with {preprocess}; preprocess.…=… overrides")
     classes, assumed = class_names(opened, config.class_names, data)
     source = build_source(data, config.split)
     labels, matched = match_classes(classes, source, place)
@@ -193,15 +193,3 @@ def match_classes(
             "predictions of the others count as wrong."
         )
     return torch.tensor([index[source.classes[label]] for label in source.labels]), note
-
-
-def _describe_preprocess(preprocess: Preprocess) -> str:
-    """The values of the preprocessing, grouped by their origin."""
-    by_origin: dict[str, list[str]] = {}
-    for name, origin in preprocess.origin.items():
-        value = getattr(preprocess, name)
-        if isinstance(value, tuple):
-            value = f"[{', '.join(f'{number:g}' for number in value)}]"
-        by_origin.setdefault(origin, []).append(f"{name} {value}")
-    parts = [f"{', '.join(values)} ({origin})" for origin, values in by_origin.items()]
-    return f"images are preprocessed with {'; '.join(parts)}; preprocess.…=… overrides"

@@ -9,7 +9,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 from rich.text import Text
 
-from vision.data.preprocess import Preprocess
 from vision.terminal import plain
 from vision.training.tune import parameter_counts
 
@@ -147,7 +146,7 @@ def _summary(job: "TrainingJob") -> dict[str, str]:
         "model": f"{job.start.config.kind}, {parameters:,} parameters{part}",
         "data": f"{config.data.kind}, {len(train):,} + {len(val):,} images of "
         f"{height} × {width}, {len(train.classes)} classes",
-        "preprocess": _preprocess(job.data.preprocess),
+        "preprocess": str(job.data.preprocess),
         "batch": f"{config.batch_size} = {job.micro_batch} per device × {world.size} device"
         f"{'s' if world.size > 1 else ''} × {job.order.accumulation} accumulated",
         "learning rate": f"{schedule.peak:g}{scaling}, {config.optimizer.name}",
@@ -155,16 +154,3 @@ def _summary(job: "TrainingJob") -> dict[str, str]:
         "precision": f"{config.precision} on {world.device.type}",
         "run": f"{job.run.folder}" + (f", from step {job.state.step}" if job.state.step else ""),
     }
-
-
-def _preprocess(preprocess: Preprocess) -> str:
-    """The values of the preprocessing, grouped by where they come from."""
-    by_origin: dict[str, list[str]] = {}
-    for name, origin in preprocess.origin.items():
-        value = getattr(preprocess, name)
-        if not isinstance(value, str):
-            numbers = value if isinstance(value, tuple) else (value,)
-            separator = " × " if name == "image_size" else ", "
-            value = separator.join(f"{number:.4g}" for number in numbers)
-        by_origin.setdefault(origin, []).append(f"{name.replace('_', ' ')} {value}")
-    return "; ".join(f"{', '.join(values)} (from {who})" for who, values in by_origin.items())
