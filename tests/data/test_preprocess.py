@@ -176,3 +176,11 @@ def test_evaluation_of_rectangular_size_covers_it_and_keeps_shapes(size: tuple[i
     top, left = round((covering[0] - 24) / 2), round((covering[1] - 60) / 2)
     expected = np.asarray(image).astype(int)[top : top + 24, left : left + 60]
     assert np.abs(evaluation_pixels(opened(*size), settings) - expected).max() <= 1
+
+
+def test_values_are_printed_with_their_origin() -> None:
+    config = parse(PreprocessConfig, {**AUTO, "crop_ratio": 0.95})
+    weights = ("the weights", {"mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)})
+    printed = str(resolve_preprocess(config, 32, 3, [weights]))
+    assert "mean 0.5, 0.5, 0.5, std 0.25, 0.25, 0.25 (from the weights)" in printed
+    assert "crop ratio 0.95 (from the config)" in printed

@@ -18,7 +18,7 @@ from vision.data.batches import Batch, Loader, Pipeline, evaluation_batches
 from vision.data.configs import LoaderConfig, PreprocessConfig
 from vision.data.preprocess import Preprocess, normalizer, resolve_preprocess
 from vision.data.sources.source import StoredImage
-from vision.evaluation.evaluate import evaluate
+from vision.evaluation.evaluate import evaluate, evaluation_mode
 
 CPU = torch.device("cpu")
 SAMPLES, CLASSES = 43, 7
@@ -245,3 +245,13 @@ def test_normalisation_is_the_one_of_training() -> None:
         torch.equal(given, normalize(batch.images))
         for given, batch in zip(seen, batches, strict=True)
     )
+
+
+def test_evaluation_mode_has_no_gradients_and_restores_the_mode_of_every_module() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout())
+    model[0].eval()
+    with evaluation_mode(model):
+        assert not model(torch.ones(1, 2)).requires_grad
+        assert not any(module.training for module in model.modules())
+    assert [module.training for module in model.modules()] == [True, False, True]
+    assert model(torch.ones(1, 2)).requires_grad

@@ -184,6 +184,7 @@ def test_prepare_unreadable_images_stop_or_are_skipped_as_configured(tmp_path: P
     assert sum(p.count for p in results) == 39
     (reason,) = [reason for p in results for reason in p.skipped]
     assert str(bad) in reason
+    assert ["1 unreadable" in p.line() for p in results].count(True) == 1
     strict = skip.data.model_copy(update={"max_error_share": 0.01})
     update = {"data": strict, "output": tmp_path / "three"}
     with pytest.raises(OSError, match="allow 0"):
