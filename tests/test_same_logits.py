@@ -58,7 +58,7 @@ def evaluated(written: Written, folder: Path, size: int) -> Tensor:
     config = parse(EvalConfig, values)
     subject = open_evaluated_model(str(written.place), config, CPU)
     source = subject.source
-    loader = Loader(source, Pipeline(subject.preprocess, None, 0, 10**6, "raise"), config.loader, 0)
+    loader = Loader(Pipeline(source, subject.preprocess, None, 0, 10**6, "raise"), config.loader, 0)
     batches = evaluation_batches(loader, len(source))
     model = subject.opened.model
     found = predict(

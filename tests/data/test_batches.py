@@ -80,13 +80,14 @@ def make_loader(
     **config: Any,
 ) -> Loader:
     pipeline = Pipeline(
+        source,
         preprocess(8),
         None if augmentation is None else augment(augmentation),
         seed=7,
         max_pixels=10_000,
         on_error=on_error,  # type: ignore[arg-type]
     )
-    return Loader(source, pipeline, loader_config(**config), workers, max_error_share)
+    return Loader(pipeline, loader_config(**config), workers, max_error_share)
 
 
 def content(batches: Iterator[Batch]) -> list[tuple[Any, ...]]:

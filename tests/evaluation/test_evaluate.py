@@ -62,9 +62,9 @@ def preprocess() -> Preprocess:
 
 
 def loader(workers: int = 0, broken: bool = False) -> Loader:
-    pipeline = Pipeline(preprocess(), None, 0, 10**6, "skip" if broken else "raise")
+    pipeline = Pipeline(Images(broken), preprocess(), None, 0, 10**6, "skip" if broken else "raise")
     config = parse(LoaderConfig, settings("loader", "default"))
-    return Loader(Images(broken), pipeline, config, workers, max_error_share=0.5)
+    return Loader(pipeline, config, workers, max_error_share=0.5)
 
 
 def run(

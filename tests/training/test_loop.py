@@ -50,8 +50,8 @@ def plain_losses(config: TrainConfig, steps: int) -> list[float]:
         betas=(0.9, 0.99),
         weight_decay=0.05,
     )
-    pipeline = Pipeline(preprocess, config.augment, config.seed, 10**6, "raise")
-    loader = Loader(source, pipeline, config.loader, 0)
+    pipeline = Pipeline(source, preprocess, config.augment, config.seed, 10**6, "raise")
+    loader = Loader(pipeline, config.loader, 0)
     batches = training_batches(loader, BatchOrder(config.seed, config.batch_size))
     normalize = normalizer(preprocess, torch.device("cpu"))
     losses = []

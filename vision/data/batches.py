@@ -47,10 +47,11 @@ class Batch(NamedTuple):
     """Unreadable images: replaced by others in training, by padding rows in evaluation."""
 
 
-@dataclass(frozen=True)
-class Pipeline:
-    """Settings that turn a stored image into pixels."""
+@dataclass(frozen=True, eq=False)
+class Pipeline(Dataset[Batch]):
+    """Makes a batch of a source's images from a request, in the workers."""
 
+    source: Source
     preprocess: Preprocess
     augment: AugmentConfig | None
     """None: as in evaluation."""
@@ -58,12 +59,66 @@ class Pipeline:
     max_pixels: int
     on_error: Literal["raise", "skip"]
 
+    def __getitem__(self, request: BatchRequest) -> Batch:
+        size, channels = self.preprocess.image_size, self.preprocess.channels
+        rows = torch.empty((len(request.indices), *size, channels), dtype=torch.uint8)
+        if get_worker_info() is not None:
+            rows = rows.share_memory_()  # so that it is passed on without a copy
+        pixels = rows.numpy()
+        ids = request.indices.copy()
+        failures: list[Failure] = []
+        for row, (index, use) in enumerate(
+            zip(request.indices.tolist(), request.occurrences.tolist(), strict=True)
+        ):
+            if index >= 0:
+                ids[row] = self._fill(pixels[row], request.epoch, index, use, failures)
+            if ids[row] < 0:
+                pixels[row] = 0
+            if failures and self.on_error == "raise":
+                break
+        labels = np.where(ids >= 0, self.source.labels[ids], 0)
+        return Batch(
+            rows.permute(0, 3, 1, 2),
+            torch.from_numpy(labels),
+            torch.from_numpy(ids),
+            request.epoch,
+            tuple(failures),
+        )
+
+    def _fill(self, row: Pixels, epoch: int, index: int, use: int, failures: list[Failure]) -> int:
+        """Write the image or a replacement into its row; return its index, −1 if there is none."""
+        wanted, candidates = index, None
+        for _ in range(100):
+            try:
+                row[:] = self._pixels(epoch, index, use)
+                return index
+            except OSError as error:  # UnreadableImageError, or from reading the file
+                failures.append(self._failure(index, error))
+            if self.augment is None or self.on_error == "raise":
+                return -1
+            candidates = candidates or generator(
+                self.seed, "replacement", epoch=epoch, index=wanted, occurrence=use
+            )
+            index = int(candidates.integers(len(self.source)))
+        raise RuntimeError(f"100 images in a row cannot be read; the last: {failures[-1].reason}")
+
+    def _failure(self, index: int, error: OSError) -> Failure:
+        name, reason = self.source.name(index), str(error)
+        return Failure(index, name, reason if name in reason else f"{name}: {reason}")
+
+    def _pixels(self, epoch: int, index: int, use: int) -> Pixels:
+        name, channels = self.source.name(index), self.preprocess.channels
+        image = open_image(self.source.read(index), channels, name, self.max_pixels)
+        if self.augment is None:
+            return evaluation_pixels(image, self.preprocess)
+        random = generator(self.seed, "augment", epoch=epoch, index=index, occurrence=use)
+        return training_pixels(image, self.preprocess, self.augment, random)
+
 
 @dataclass
 class Loader:
     """Worker processes that live as long as this object, and images that they failed to read."""
 
-    source: Source
     pipeline: Pipeline
     config: LoaderConfig
     workers: int
@@ -78,7 +133,7 @@ class Loader:
             import_policy(self.pipeline.augment.policy)
         method = None if self.config.start_method == "auto" else self.config.start_method
         self._loader: DataLoader[Batch] = DataLoader(
-            _BatchMaker(self.source, self.pipeline),
+            self.pipeline,
             batch_size=None,
             sampler=self._requests,
             num_workers=self.workers,
@@ -129,10 +184,11 @@ class Loader:
                     f"{failure.reason}\nTo skip images that cannot be read: data.on_error=skip."
                 )
             self.failures[failure.sample] = failure
-        if failures and len(self.failures) > self.max_error_share * len(self.source):
+        total = len(self.pipeline.source)
+        if failures and len(self.failures) > self.max_error_share * total:
             some = "\n".join(f"  {failure.reason}" for failure in list(self.failures.values())[:5])
             raise UnreadableImageError(
-                f"{len(self.failures)} of {len(self.source)} images could not be read, more than "
+                f"{len(self.failures)} of {total} images could not be read, more than "
                 f"data.max_error_share = {self.max_error_share} allows. The first:\n{some}"
             )
 
@@ -153,8 +209,8 @@ def build_loader(
     `processes` share this machine. With `on_cpu` the model runs on the CPU as well.
     """
     workers = resolve_workers(config.workers, processes, on_cpu)
-    pipeline = Pipeline(preprocess, augment, seed, config.max_pixels, data.on_error)
-    return Loader(source, pipeline, config, workers, data.max_error_share)
+    pipeline = Pipeline(source, preprocess, augment, seed, config.max_pixels, data.on_error)
+    return Loader(pipeline, config, workers, data.max_error_share)
 
 
 def training_batches(
@@ -165,14 +221,15 @@ def training_batches(
     Each global batch consumes `plan.batch_size` images. Workers prepare the next epoch while the
     last batches of an epoch are in use. Without `stop` the iterator is infinite.
     """
-    return loader.batches(training_requests(loader.source.labels, plan, start, stop))
+    return loader.batches(training_requests(loader.pipeline.source.labels, plan, start, stop))
 
 
 def evaluation_batches(
     loader: Loader, batch_size: int, rank: int = 0, ranks: int = 1
 ) -> Iterator[Batch]:
     """Yield every image once over all processes; rows with the id −1 are padding."""
-    return loader.batches(evaluation_requests(len(loader.source), batch_size, rank, ranks))
+    samples = len(loader.pipeline.source)
+    return loader.batches(evaluation_requests(samples, batch_size, rank, ranks))
 
 
 def resolve_workers(
@@ -199,74 +256,6 @@ class _Requests(Sampler[BatchRequest]):
 
     def __iter__(self) -> Iterator[BatchRequest]:
         return iter(self.current)
-
-
-class _BatchMaker(Dataset[Batch]):
-    """Makes a batch from a request, in the workers."""
-
-    def __init__(self, source: Source, pipeline: Pipeline) -> None:
-        self.source = source
-        self.pipeline = pipeline
-
-    def __getitem__(self, request: BatchRequest) -> Batch:
-        size, channels = self.pipeline.preprocess.image_size, self.pipeline.preprocess.channels
-        rows = torch.empty((len(request.indices), *size, channels), dtype=torch.uint8)
-        if get_worker_info() is not None:
-            rows = rows.share_memory_()  # so that it is passed on without a copy
-        pixels = rows.numpy()
-        ids = request.indices.copy()
-        failures: list[Failure] = []
-        for row, (index, use) in enumerate(
-            zip(request.indices.tolist(), request.occurrences.tolist(), strict=True)
-        ):
-            if index >= 0:
-                ids[row] = self._fill(pixels[row], request.epoch, index, use, failures)
-            if ids[row] < 0:
-                pixels[row] = 0
-            if failures and self.pipeline.on_error == "raise":
-                break
-        labels = np.where(ids >= 0, self.source.labels[ids], 0)
-        return Batch(
-            rows.permute(0, 3, 1, 2),
-            torch.from_numpy(labels),
-            torch.from_numpy(ids),
-            request.epoch,
-            tuple(failures),
-        )
-
-    def _fill(self, row: Pixels, epoch: int, index: int, use: int, failures: list[Failure]) -> int:
-        """Write the image or a replacement into its row; return its index, −1 if there is none."""
-        wanted, candidates = index, None
-        for _ in range(100):
-            try:
-                row[:] = self._pixels(epoch, index, use)
-                return index
-            except OSError as error:  # UnreadableImageError, or from reading the file
-                failures.append(self._failure(index, error))
-            if self.pipeline.augment is None or self.pipeline.on_error == "raise":
-                return -1
-            candidates = candidates or generator(
-                self.pipeline.seed, "replacement", epoch=epoch, index=wanted, occurrence=use
-            )
-            index = int(candidates.integers(len(self.source)))
-        raise RuntimeError(f"100 images in a row cannot be read; the last: {failures[-1].reason}")
-
-    def _failure(self, index: int, error: OSError) -> Failure:
-        name, reason = self.source.name(index), str(error)
-        return Failure(index, name, reason if name in reason else f"{name}: {reason}")
-
-    def _pixels(self, epoch: int, index: int, use: int) -> Pixels:
-        pipeline = self.pipeline
-        image = open_image(
-            self.source.read(index),
-            pipeline.preprocess.channels,
-            self.source.name(index),
-            pipeline.max_pixels,
-        )
-        if pipeline.augment is None:
-            return evaluation_pixels(image, pipeline.preprocess)
-        random = generator(pipeline.seed, "augment", epoch=epoch, index=index, occurrence=use)
-        return training_pixels(image, pipeline.preprocess, pipeline.augment, random)
 
 
 def _unchanged(batch: Any) -> Any:
