@@ -38,7 +38,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from vision.config import parse
-from vision.data.batches import evaluation_batches, training_batches
+from vision.data.batches import Loader, Pipeline, evaluation_batches, training_batches
 from vision.data.configs import (
     AugmentConfig,
     FolderConfig,
@@ -46,7 +46,6 @@ from vision.data.configs import (
     PreprocessConfig,
     ShardsConfig,
 )
-from vision.data.loader import Loader, Pipeline
 from vision.data.order import BatchOrder
 from vision.data.preprocess import resolve_preprocess
 from vision.data.sources.build_source import build_source
@@ -195,9 +194,9 @@ def our_pass(source: Source, case: str) -> Pass:
     if case != "c":
         changes = {"policy": f"timm:{POLICY}", "erase": ERASE} if case == "b" else {}
         augment = parse(AugmentConfig, {**read_config("augment/inception"), **changes})
-    pipeline = Pipeline(preprocess, augment, seed=0, max_pixels=10**8, on_error="raise")
+    pipeline = Pipeline(source, preprocess, augment, seed=0, max_pixels=10**8, on_error="raise")
     config = parse(LoaderConfig, read_config("loader/default"))
-    loader = Loader(source, pipeline, config, workers=0)
+    loader = Loader(pipeline, config, workers=0)
     if augment is None:
         return lambda: count(evaluation_batches(loader, BATCH))
     plan = BatchOrder(seed=0, batch_size=BATCH)

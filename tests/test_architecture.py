@@ -25,8 +25,8 @@ from vision.models.configs import AutoModelConfig, ModelConfig
 PACKAGE = Path(vision.__file__).parent
 ROOT = PACKAGE.parent
 
-FULL_FOLDERS = {"checkpoints/layouts", "data/sources"}
-"""One file for each layout and each kind of source: their number is that of what is supported."""
+FULL_FOLDERS = {"checkpoints/layouts"}
+"""One file for each layout: their number is that of what is supported."""
 FOLDERS_WITHOUT_TWIN = {"benchmarks", "helpers"}
 """Of tests/: these test no folder of vision/."""
 

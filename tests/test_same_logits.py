@@ -16,11 +16,10 @@ import vision
 from vision.cli.app import main
 from vision.cli.composition import compose
 from vision.config import parse
-from vision.data.batches import evaluation_batches
-from vision.data.loader import Loader, Pipeline
+from vision.data.batches import Loader, Pipeline, evaluation_batches
 from vision.evaluation.configs import EvalConfig
+from vision.evaluation.evaluate import predict
 from vision.evaluation.evaluated_model import open_evaluated_model
-from vision.evaluation.predictions import predict
 from vision.inference.load import Loaded
 from vision.inference.predict import predict_files
 from vision.models.build import build_model
@@ -59,7 +58,7 @@ def evaluated(written: Written, folder: Path, size: int) -> Tensor:
     config = parse(EvalConfig, values)
     subject = open_evaluated_model(str(written.place), config, CPU)
     source = subject.source
-    loader = Loader(source, Pipeline(subject.preprocess, None, 0, 10**6, "raise"), config.loader, 0)
+    loader = Loader(Pipeline(source, subject.preprocess, None, 0, 10**6, "raise"), config.loader, 0)
     batches = evaluation_batches(loader, len(source))
     model = subject.opened.model
     found = predict(

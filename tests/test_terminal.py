@@ -16,7 +16,7 @@ from vision.inference.load import Prediction
 from vision.inference.predict import PredictedFile
 from vision.inference.predict import table as table_of_answers
 from vision.inference.visualize.score_table import table as table_of_scores
-from vision.terminal import plain, print_wide, progress_bar
+from vision.terminal import plain, print_wide, progress_bar, tracked
 from vision.training.run.log import Reporter
 
 NAMES = ["[/b]", "[red]x[/red]", "[bold", ":cat:", "a\\", "\\[b]", "[link=x]y[/link]"]
@@ -115,3 +115,7 @@ def test_progress_has_its_title_as_it_is(name: str) -> None:
     console = Console(file=io.StringIO(), record=True, width=200)
     console.print(progress.get_renderable())
     assert name in console.export_text()
+
+
+def test_long_task_gives_every_item_whether_or_not_it_is_watched() -> None:
+    assert list(tracked(iter("abc"), "letters [/b]", 4, completed=1)) == ["a", "b", "c"]

@@ -1,12 +1,15 @@
 """Text, tables and progress bars on a terminal."""
 
 import re
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.progress import Progress
     from rich.text import Text
+
+T = TypeVar("T")
 
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """Characters that move the cursor, clear the screen or cannot be printed; a newline is allowed."""
@@ -57,6 +60,15 @@ def progress_bar() -> "Progress":
         transient=True,
         disable=not console.is_terminal,
     )
+
+
+def tracked(items: Iterable[T], title: str, total: int, completed: int = 0) -> Iterator[T]:
+    """Yield the items of a long task, with a progress bar."""
+    with progress_bar() as progress:
+        task = progress.add_task(title, total=total, completed=completed)
+        for item in items:
+            yield item
+            progress.advance(task)
 
 
 def elapsed(seconds: float) -> str:

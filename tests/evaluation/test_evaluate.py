@@ -14,12 +14,11 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from vision.config import parse
-from vision.data.batches import evaluation_batches
+from vision.data.batches import Batch, Loader, Pipeline, evaluation_batches
 from vision.data.configs import LoaderConfig, PreprocessConfig
-from vision.data.loader import Batch, Loader, Pipeline
 from vision.data.preprocess import Preprocess, normalizer, resolve_preprocess
 from vision.data.sources.source import StoredImage
-from vision.evaluation.evaluate import evaluate
+from vision.evaluation.evaluate import evaluate, evaluation_mode
 
 CPU = torch.device("cpu")
 SAMPLES, CLASSES = 43, 7
@@ -63,9 +62,9 @@ def preprocess() -> Preprocess:
 
 
 def loader(workers: int = 0, broken: bool = False) -> Loader:
-    pipeline = Pipeline(preprocess(), None, 0, 10**6, "skip" if broken else "raise")
+    pipeline = Pipeline(Images(broken), preprocess(), None, 0, 10**6, "skip" if broken else "raise")
     config = parse(LoaderConfig, settings("loader", "default"))
-    return Loader(Images(broken), pipeline, config, workers, max_error_share=0.5)
+    return Loader(pipeline, config, workers, max_error_share=0.5)
 
 
 def run(
@@ -246,3 +245,13 @@ def test_normalisation_is_the_one_of_training() -> None:
         torch.equal(given, normalize(batch.images))
         for given, batch in zip(seen, batches, strict=True)
     )
+
+
+def test_evaluation_mode_has_no_gradients_and_restores_the_mode_of_every_module() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout())
+    model[0].eval()
+    with evaluation_mode(model):
+        assert not model(torch.ones(1, 2)).requires_grad
+        assert not any(module.training for module in model.modules())
+    assert [module.training for module in model.modules()] == [True, False, True]
+    assert model(torch.ones(1, 2)).requires_grad

@@ -265,8 +265,7 @@ def test_neighbours_are_those_that_scikit_learn_finds(runs: Path, capsys: Captur
 
     from vision.checkpoints.open import open_model
     from vision.data.images.decode import open_image
-    from vision.data.images.transforms import evaluation_pixels
-    from vision.data.preprocess import normalizer
+    from vision.data.preprocess import evaluation_pixels, normalizer
 
     found = evaluate(capsys, f"checkpoint={runs / 'swin'}", "save=false", "neighbours=4")
     stored = open_model(runs / "swin")
@@ -304,7 +303,7 @@ def test_parquet_has_the_rows_of_the_csv_file(runs: Path, tmp_path: Path, capsys
 def test_parquet_without_pyarrow_is_refused_before_any_work(
     runs: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vision.evaluation.report.prediction_files.find_spec", lambda name: None)
+    monkeypatch.setattr("vision.evaluation.report.report_files.find_spec", lambda name: None)
     text = refused(capsys, f"checkpoint={runs / 'a'}", "predictions=parquet")
     assert "needs pyarrow" in text and "predictions=csv" in text
 

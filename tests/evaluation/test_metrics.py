@@ -9,22 +9,21 @@ from sklearn import metrics as sklearn_metrics
 from torch import Tensor
 
 from vision.evaluation.metrics import (
-    Tally,
+    add_batch,
     class_counts,
     class_metrics,
     confusion_counts,
-    empty_tally,
+    empty_sums,
     results,
-    update,
 )
 from vision.evaluation.model_metrics import confused_pairs
 
 CPU = torch.device("cpu")
 
 
-def tally_of(logits: Tensor, labels: Tensor, valid: Tensor | None = None) -> Tally:
+def tally_of(logits: Tensor, labels: Tensor, valid: Tensor | None = None) -> Tensor:
     rows = torch.ones(len(labels), dtype=torch.bool) if valid is None else valid
-    return update(empty_tally(logits.shape[1], CPU), logits, labels, rows)
+    return add_batch(empty_sums(logits.shape[1], CPU), logits, labels, rows)
 
 
 def data(samples: int, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -127,13 +126,13 @@ def test_few_distinct_logits_give_the_top_k_of_a_stable_sort(
 @pytest.mark.parametrize("batch_size", [1, 7, 64])
 def test_batches_of_any_size_give_the_same_results(batch_size: int) -> None:
     logits, labels = data(200, 12)
-    tally = empty_tally(12, CPU)
+    tally = empty_sums(12, CPU)
     for first in range(0, 200, batch_size):
         part = slice(first, first + batch_size)
         rows = torch.ones(len(labels[part]), dtype=torch.bool)
-        tally = update(tally, logits[part], labels[part], rows)
+        tally = add_batch(tally, logits[part], labels[part], rows)
     whole = tally_of(logits, labels)
-    assert torch.equal(tally.sums[1:], whole.sums[1:])
+    assert torch.equal(tally[1:], whole[1:])
     assert results(tally) == pytest.approx(results(whole), rel=1e-12)
 
 
@@ -143,7 +142,7 @@ def test_filling_rows_change_nothing_whatever_is_in_them(filling: float, label: 
     logits, labels = data(50, 6)
     filled = torch.cat([logits, torch.full((8, 6), filling)])
     tally = tally_of(filled, torch.cat([labels, torch.full((8,), label)]), torch.arange(58) < 50)
-    assert torch.equal(tally.sums[1:], tally_of(logits, labels).sums[1:])
+    assert torch.equal(tally[1:], tally_of(logits, labels)[1:])
     assert results(tally) == pytest.approx(results(tally_of(logits, labels)), rel=1e-12)
 
 
@@ -163,7 +162,7 @@ def test_loss_of_16_bit_logits_is_summed_in_full_precision(dtype: torch.dtype) -
 
 def test_tally_of_nothing_has_no_results() -> None:
     with pytest.raises(ValueError, match="no image to evaluate"):
-        results(empty_tally(10, CPU))
+        results(empty_sums(10, CPU))
     filling = torch.zeros(3, dtype=torch.bool)
     with pytest.raises(ValueError, match="no image to evaluate"):
         results(tally_of(torch.zeros(3, 10), torch.zeros(3, dtype=torch.long), filling))
@@ -172,7 +171,7 @@ def test_tally_of_nothing_has_no_results() -> None:
 def test_another_number_of_classes_is_refused() -> None:
     tally = tally_of(*data(5, 10))
     with pytest.raises(ValueError, match=r"7 logits, but the data has 10 classes"):
-        update(tally, *data(5, 7), torch.ones(5, dtype=torch.bool))
+        add_batch(tally, *data(5, 7), torch.ones(5, dtype=torch.bool))
 
 
 # Classes and confusion --------------------------------------------------------------------------

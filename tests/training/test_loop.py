@@ -24,9 +24,8 @@ from vision.checkpoints.open import open_model
 from vision.cli.app import main
 from vision.cli.composition import compose
 from vision.config import ConfigError, UserError, parse
-from vision.data.batches import training_batches
+from vision.data.batches import Loader, Pipeline, training_batches
 from vision.data.images.decode import UnreadableImageError
-from vision.data.loader import Loader, Pipeline
 from vision.data.order import BatchOrder
 from vision.data.preprocess import normalizer, resolve_preprocess, usual_values
 from vision.data.sources.build_source import build_source
@@ -51,8 +50,8 @@ def plain_losses(config: TrainConfig, steps: int) -> list[float]:
         betas=(0.9, 0.99),
         weight_decay=0.05,
     )
-    pipeline = Pipeline(preprocess, config.augment, config.seed, 10**6, "raise")
-    loader = Loader(source, pipeline, config.loader, 0)
+    pipeline = Pipeline(source, preprocess, config.augment, config.seed, 10**6, "raise")
+    loader = Loader(pipeline, config.loader, 0)
     batches = training_batches(loader, BatchOrder(config.seed, config.batch_size))
     normalize = normalizer(preprocess, torch.device("cpu"))
     losses = []

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vision.checkpoints.configs import ConvertConfig, Renaming, SizedConfig
 from vision.config import Config, ConfigError
-from vision.data.configs import DataCommandConfig, DataConfig, PrepareConfig
+from vision.data.configs import DataConfig
+from vision.data.tools.configs import DataCommandConfig, PrepareConfig
 from vision.evaluation.configs import EvalConfig
 from vision.inference.configs import ExportConfig, PredictConfig
 from vision.inference.visualize.configs import VisualizeConfig
 from vision.models.configs import AutoModelConfig, ModelChoice
-from vision.terminal import print_wide, progress_bar
+from vision.terminal import print_wide
 from vision.training.configs import CompareConfig, TrainConfig
 
 if TYPE_CHECKING:
@@ -150,12 +151,10 @@ def _data(config: DataCommandConfig, chosen: Choices) -> int:
 
 
 def _check(config: DataCommandConfig) -> int:
-    from vision.data.loader import resolve_workers
+    from vision.data.batches import resolve_workers
     from vision.data.tools.check import check_data
 
-    workers = resolve_workers(config.loader.workers)
-    with progress_bar() as progress:
-        result = check_data(config.data, workers, progress)
+    result = check_data(config.data, resolve_workers(config.loader.workers))
     if config.format == "json":
         print(result.to_json())
     else:
@@ -167,12 +166,8 @@ def _check(config: DataCommandConfig) -> int:
 def _prepare(config: PrepareConfig, chosen: Choices) -> int:
     from vision.data.tools.prepare import prepare
 
-    with progress_bar() as progress:
-        written = prepare(config, progress)
-    for part in written:
-        images = sum(shard.count for shard in part.shards)
-        size = sum(shard.bytes for shard in part.shards) / 1e6
-        print(f"{part.split}: {images:,} images in {len(part.shards)} shards, {size:,.1f} MB")
+    for part in prepare(config):
+        print(part.line())
     print(f"Train on them with data=webdataset data.root={config.output}")
     return 0
 
@@ -221,7 +216,7 @@ def _compare(config: CompareConfig, chosen: Choices) -> int:
 
 def _eval(config: EvalConfig, chosen: Choices) -> int:
     from vision.evaluation.evaluate_checkpoints import Processes, evaluate_checkpoints
-    from vision.evaluation.report.tables import tables
+    from vision.evaluation.report.eval_report import tables
     from vision.training.run.distributed import world
 
     with world(config.device) as run:

@@ -1,12 +1,196 @@
-"""From settings to batches: for training, evaluation and contact sheets alike."""
+"""From settings to batches of images: uint8 pixels, labels and image numbers, made by workers.
 
-from collections.abc import Iterator
+Workers get complete requests and have no state, so that any number of them makes the same batches,
+and the position in an epoch is known without asking them.
+"""
+
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from vision.data.configs import AugmentConfig, DataConfig, LoaderConfig
-from vision.data.loader import Batch, Loader, Pipeline, resolve_workers
-from vision.data.order import BatchOrder, evaluation_requests, training_requests
-from vision.data.preprocess import Preprocess
+from vision.data.images.augment import training_pixels
+from vision.data.images.decode import Pixels, UnreadableImageError, open_image
+from vision.data.images.policies import import_policy
+from vision.data.order import BatchOrder, BatchRequest, evaluation_requests, training_requests
+from vision.data.preprocess import Preprocess, evaluation_pixels
 from vision.data.sources.source import Source
+from vision.randomness import generator
+
+
+class Failure(NamedTuple):
+    """An image that could not be read."""
+
+    sample: int
+    name: str
+    reason: str
+
+
+class Batch(NamedTuple):
+    """Images and labels, before normalisation."""
+
+    images: Tensor
+    """uint8 (n, channels, height, width), in memory (n, height, width, channels)."""
+    labels: Tensor
+    """int64 (n,)"""
+    ids: Tensor
+    """int64 (n,): index of the image in its source; −1: a padding row, not to be counted."""
+    epoch: int
+    failures: tuple[Failure, ...]
+    """Unreadable images: replaced by others in training, by padding rows in evaluation."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pipeline(Dataset[Batch]):
+    """Makes a batch of a source's images from a request, in the workers."""
+
+    source: Source
+    preprocess: Preprocess
+    augment: AugmentConfig | None
+    """None: as in evaluation."""
+    seed: int
+    max_pixels: int
+    on_error: Literal["raise", "skip"]
+
+    def __getitem__(self, request: BatchRequest) -> Batch:
+        size, channels = self.preprocess.image_size, self.preprocess.channels
+        rows = torch.empty((len(request.indices), *size, channels), dtype=torch.uint8)
+        if get_worker_info() is not None:
+            rows = rows.share_memory_()  # so that it is passed on without a copy
+        pixels = rows.numpy()
+        ids = request.indices.copy()
+        failures: list[Failure] = []
+        for row, (index, use) in enumerate(
+            zip(request.indices.tolist(), request.occurrences.tolist(), strict=True)
+        ):
+            if index >= 0:
+                ids[row] = self._fill(pixels[row], request.epoch, index, use, failures)
+            if ids[row] < 0:
+                pixels[row] = 0
+            if failures and self.on_error == "raise":
+                break
+        labels = np.where(ids >= 0, self.source.labels[ids], 0)
+        return Batch(
+            rows.permute(0, 3, 1, 2),
+            torch.from_numpy(labels),
+            torch.from_numpy(ids),
+            request.epoch,
+            tuple(failures),
+        )
+
+    def _fill(self, row: Pixels, epoch: int, index: int, use: int, failures: list[Failure]) -> int:
+        """Write the image or a replacement into its row; return its index, −1 if there is none."""
+        wanted, candidates = index, None
+        for _ in range(100):
+            try:
+                row[:] = self._pixels(epoch, index, use)
+                return index
+            except OSError as error:  # UnreadableImageError, or from reading the file
+                failures.append(self._failure(index, error))
+            if self.augment is None or self.on_error == "raise":
+                return -1
+            candidates = candidates or generator(
+                self.seed, "replacement", epoch=epoch, index=wanted, occurrence=use
+            )
+            index = int(candidates.integers(len(self.source)))
+        raise RuntimeError(f"100 images in a row cannot be read; the last: {failures[-1].reason}")
+
+    def _failure(self, index: int, error: OSError) -> Failure:
+        name, reason = self.source.name(index), str(error)
+        return Failure(index, name, reason if name in reason else f"{name}: {reason}")
+
+    def _pixels(self, epoch: int, index: int, use: int) -> Pixels:
+        name, channels = self.source.name(index), self.preprocess.channels
+        image = open_image(self.source.read(index), channels, name, self.max_pixels)
+        if self.augment is None:
+            return evaluation_pixels(image, self.preprocess)
+        random = generator(self.seed, "augment", epoch=epoch, index=index, occurrence=use)
+        return training_pixels(image, self.preprocess, self.augment, random)
+
+
+@dataclass
+class Loader:
+    """Worker processes that live as long as this object, and images that they failed to read."""
+
+    pipeline: Pipeline
+    config: LoaderConfig
+    workers: int
+    max_error_share: float = 0.0
+    failures: dict[int, Failure] = field(default_factory=dict)
+    """Images skipped so far in this process, by index."""
+
+    def __post_init__(self) -> None:
+        self._requests = _Requests()
+        self._run = 0
+        if self.pipeline.augment is not None and self.workers:
+            import_policy(self.pipeline.augment.policy)
+        method = None if self.config.start_method == "auto" else self.config.start_method
+        self._loader: DataLoader[Batch] = DataLoader(
+            self.pipeline,
+            batch_size=None,
+            sampler=self._requests,
+            num_workers=self.workers,
+            collate_fn=_unchanged,
+            pin_memory=torch.cuda.is_available(),
+            worker_init_fn=_start_worker,
+            multiprocessing_context=method if self.workers else None,
+            generator=torch.Generator(),  # the default draws from the global one
+            prefetch_factor=self.config.prefetch if self.workers else None,
+            persistent_workers=self.workers > 0,
+        )
+
+    def batches(self, requests: Iterable[BatchRequest]) -> Iterator[Batch]:
+        """Yield one batch for each request, in order. A further call ends the previous one."""
+        self._run += 1
+        run = self._run
+        self._requests.current = requests
+        try:
+            for batch in self._loader:
+                self._note(batch.failures)
+                yield batch
+                if run != self._run:
+                    raise RuntimeError("these batches ended when others were requested.")
+        except (RuntimeError, EOFError, ConnectionError) as error:
+            if self.workers and _is_death(error):
+                self._stop_workers()
+                raise RuntimeError(_worker_died(self.workers)) from error
+            raise
+
+    def _stop_workers(self) -> None:
+        """Stop the other workers, so that torch's signal handler does not report the death again.
+
+        It would do so at any point of the program, even while an error is being printed.
+        """
+        stop = getattr(self._loader._iterator, "_shutdown_workers", None)
+        while stop is not None:
+            try:
+                stop()
+                return
+            except RuntimeError as error:
+                if not _is_death(error):
+                    raise
+
+    def _note(self, failures: tuple[Failure, ...]) -> None:
+        for failure in failures:
+            if self.pipeline.on_error == "raise":
+                raise UnreadableImageError(
+                    f"{failure.reason}\nTo skip images that cannot be read: data.on_error=skip."
+                )
+            self.failures[failure.sample] = failure
+        total = len(self.pipeline.source)
+        if failures and len(self.failures) > self.max_error_share * total:
+            some = "\n".join(f"  {failure.reason}" for failure in list(self.failures.values())[:5])
+            raise UnreadableImageError(
+                f"{len(self.failures)} of {total} images could not be read, more than "
+                f"data.max_error_share = {self.max_error_share} allows. The first:\n{some}"
+            )
 
 
 def build_loader(
@@ -25,8 +209,8 @@ def build_loader(
     `processes` share this machine. With `on_cpu` the model runs on the CPU as well.
     """
     workers = resolve_workers(config.workers, processes, on_cpu)
-    pipeline = Pipeline(preprocess, augment, seed, config.max_pixels, data.on_error)
-    return Loader(source, pipeline, config, workers, data.max_error_share)
+    pipeline = Pipeline(source, preprocess, augment, seed, config.max_pixels, data.on_error)
+    return Loader(pipeline, config, workers, data.max_error_share)
 
 
 def training_batches(
@@ -37,11 +221,66 @@ def training_batches(
     Each global batch consumes `plan.batch_size` images. Workers prepare the next epoch while the
     last batches of an epoch are in use. Without `stop` the iterator is infinite.
     """
-    return loader.batches(training_requests(loader.source.labels, plan, start, stop))
+    return loader.batches(training_requests(loader.pipeline.source.labels, plan, start, stop))
 
 
 def evaluation_batches(
     loader: Loader, batch_size: int, rank: int = 0, ranks: int = 1
 ) -> Iterator[Batch]:
     """Yield every image once over all processes; rows with the id −1 are padding."""
-    return loader.batches(evaluation_requests(len(loader.source), batch_size, rank, ranks))
+    samples = len(loader.pipeline.source)
+    return loader.batches(evaluation_requests(samples, batch_size, rank, ranks))
+
+
+def resolve_workers(
+    setting: Literal["auto"] | int, processes: int = 1, on_cpu: bool = False
+) -> int:
+    """Return the number of workers for each of the `processes` on this machine.
+
+    With `on_cpu` the model itself runs on the CPU and needs most of it.
+    """
+    if setting != "auto":
+        return setting
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        cores = os.cpu_count() or 1
+    share = cores // processes
+    return max(0, min(2, share - 1)) if on_cpu else max(1, min(16, share))
+
+
+class _Requests(Sampler[BatchRequest]):
+    """The requests that `DataLoader` iterates over, replaced for each run."""
+
+    current: Iterable[BatchRequest] = ()
+
+    def __iter__(self) -> Iterator[BatchRequest]:
+        return iter(self.current)
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+def _start_worker(worker: int) -> None:
+    # Ctrl-C goes to every process of a terminal, and schedulers send their signals to every process
+    # of a job. The training process handles them, and may still need batches.
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
+        if hasattr(signal, name):  # no SIGUSR1 on Windows
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+
+def _is_death(error: BaseException) -> bool:
+    """Whether a worker died. An error that it raised itself is passed on by torch as "Caught …"."""
+    if isinstance(error, EOFError | ConnectionError):
+        return True
+    return "DataLoader worker" in str(error) and "Caught" not in str(error)
+
+
+def _worker_died(workers: int) -> str:
+    return (
+        f"one of the {workers} data workers died. Often the machine has run out of memory: choose "
+        "fewer loader.workers or a smaller loader.prefetch. In a container shared memory may be "
+        "too small: start it with more (docker run --shm-size=8g). With loader.workers=0 the "
+        "error itself is shown."
+    )

@@ -1,18 +1,48 @@
-"""Evaluation during training: metrics summed on the device, every image counted once."""
+"""A model on every image of a split, counted once over all processes.
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+During training `evaluate` gives metrics, summed on the device; `predict` gives the logits of every
+image, perhaps averaged over several views (test-time augmentation).
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from vision.data.loader import Batch
+from vision.config import ConfigError
+from vision.data.batches import Batch
 from vision.data.preprocess import Preprocess, normalizer
-from vision.evaluation.metrics import empty_tally, results, update
+from vision.evaluation.configs import Augmentation
+from vision.evaluation.metrics import add_batch, empty_sums, results
 from vision.models.build import Precision, autocast
-from vision.models.layers import static_bias
+from vision.models.layers import Classifier, static_bias
+
+Reduce = Callable[[Tensor], Tensor]
+"""Sums a tensor over all processes."""
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients, position biases being computed once.
+
+    Afterwards every submodule has the mode that it had before.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    # Sharded parameters are gathered by a forward pass only.
+    sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    model.eval()
+    try:
+        # Not inference_mode: tensors that FSDP allocates in it cannot be used for training later.
+        with torch.no_grad(), nullcontext() if sharded else static_bias(model):
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def evaluate(
@@ -22,7 +52,7 @@ def evaluate(
     classes: int,
     device: torch.device,
     precision: Precision,
-    reduce: Callable[[Tensor], Tensor] | None = None,
+    reduce: Reduce | None = None,
     channels_last: bool = False,
 ) -> dict[str, float]:
     """The metrics of a model on all images of the batches; see `vision.evaluation.metrics`.
@@ -33,34 +63,145 @@ def evaluate(
     """
     normalize = normalizer(preprocess, device)
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    tally = empty_tally(classes, device)
-    # Not inference_mode: tensors that FSDP allocates in it cannot be used for training later.
-    with evaluation_mode(model), torch.no_grad(), biases_once(model):
+    sums = empty_sums(classes, device)
+    with evaluation_mode(model):
         for batch in batches:
             images = normalize(batch.images.to(device, non_blocking=True))
             with autocast(precision, device):
                 logits = model(images.contiguous(memory_format=layout))
             labels = batch.labels.to(device, non_blocking=True)
             valid = batch.ids.to(device, non_blocking=True) >= 0
-            tally = update(tally, logits, labels, valid)
+            sums = add_batch(sums, logits, labels, valid)
+    return results(sums if reduce is None else reduce(sums))
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Images per second, all processes together."""
+
+    model: float | None
+    """In the forward passes alone, without the first batch, which warms up; None if there was only
+    one batch."""
+    total: float
+    """From beginning to end, reading and decoding included."""
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Logits of the images that could be read, in the order of the source."""
+
+    ids: Tensor
+    """Index of each image in its source: int64 (n,)."""
+    logits: Tensor
+    """float32 (n, classes); for several views, the logarithm of their mean probabilities."""
+    features: Tensor | None
+    """Input of the head in the first view: float32 (n, c)."""
+    speed: Speed
+
+
+def predict(
+    model: Classifier,
+    batches: Iterable[Batch],
+    samples: int,
+    preprocess: Preprocess,
+    classes: int,
+    device: torch.device,
+    precision: Precision,
+    *,
+    augmentation: Augmentation = "none",
+    keep_features: bool = False,
+    reduce: Reduce | None = None,
+) -> Predictions:
+    """Run the model on all batches of a source with this number of samples.
+
+    Batches are preprocessed as in `preprocess_for_views`. With several processes, each gives
+    its own batches, and `reduce` sums a tensor over them; all return the same predictions.
+    """
+    normalize = normalizer(preprocess, device)
+    logits = torch.zeros(samples, classes)
+    features: Tensor | None = None
+    counted = torch.zeros(samples, dtype=torch.int64)
+    spans: list[tuple[int, float]] = []
+    begin = time.perf_counter()
+    with evaluation_mode(model):
+        for batch in batches:
+            valid = batch.ids >= 0
+            ids = batch.ids[valid]
+            images = normalize(batch.images.to(device, non_blocking=True))
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            start = time.perf_counter()
+            with autocast(precision, device):
+                first, *others = views(images, preprocess.image_size, augmentation)
+                tokens = model.forward_features(first)
+                pooled = model.pool(tokens).flatten(1) if keep_features else None
+                outputs = [model.forward_head(tokens), *(model(view) for view in others)]
+            found = average(outputs).cpu()  # waits for the device
+            spans.append((len(ids), time.perf_counter() - start))
+            if not classes:  # a model without a head returns its features
+                found = found[:, :0]
+            logits[ids] = found[valid]
+            counted[ids] += 1
+            if pooled is not None:
+                features = torch.zeros(samples, pooled.shape[1]) if features is None else features
+                features[ids] = pooled.float().cpu()[valid]
+    speed = _speed(spans, time.perf_counter() - begin, reduce)
     if reduce is not None:
-        tally = replace(tally, sums=reduce(tally.sums))
-    return results(tally)
+        # Each row is nonzero in one process only, so the sum is exact.
+        logits, counted = reduce(logits), reduce(counted)
+        features = reduce(features) if features is not None else None
+    assert int(counted.max()) <= 1, "an image was counted more than once"
+    ids = counted.nonzero()[:, 0]
+    if len(ids) == 0:
+        raise ConfigError("data: there is no image to evaluate, or none could be read.")
+    return Predictions(ids, logits[ids], None if features is None else features[ids], speed)
 
 
-def biases_once(model: nn.Module) -> AbstractContextManager[None]:
-    """`static_bias`, unless parameters are sharded: then only a forward pass gathers them."""
-    sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
-    return nullcontext() if sharded else static_bias(model)
+def _speed(spans: list[tuple[int, float]], total: float, reduce: Reduce | None) -> Speed:
+    """The speed from the number of images and the seconds of every batch."""
+    later, seconds = (sum(numbers) for numbers in zip((0, 0.0), *spans[1:], strict=True))
+    images = sum(number for number, _ in spans)
+    rates = torch.tensor([later / seconds if seconds else 0.0, images / total], dtype=torch.float64)
+    in_model, overall = (rates if reduce is None else reduce(rates)).tolist()
+    return Speed(in_model or None, overall)
 
 
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put the model in evaluation mode; afterwards restore the mode of every submodule."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
+def preprocess_for_views(preprocess: Preprocess, augmentation: Augmentation) -> Preprocess:
+    """The preprocessing of images to cut views from: for crops, without the central crop.
+
+    The ten crops are then those of Krizhevsky et al. (NeurIPS 2012, section 4.1): 224 pixels from
+    the corners and the centre of 256.
+    """
+    if augmentation in ("none", "flip"):
+        return preprocess
+    height, width = (math.floor(side / preprocess.crop_ratio) for side in preprocess.image_size)
+    if (height, width) == preprocess.image_size:
+        raise ConfigError(
+            f"augmentation={augmentation}: crop_ratio = {preprocess.crop_ratio:g} leaves nothing "
+            f"around the central {height} × {width} pixels to crop from; choose a smaller one, "
+            "such as preprocess.crop_ratio=0.875, or augmentation=flip."
+        )
+    return replace(preprocess, image_size=(height, width), crop_ratio=1.0)
+
+
+def views(images: Tensor, size: tuple[int, int], augmentation: Augmentation) -> list[Tensor]:
+    """The views (b c h w) of images from `preprocess_for_views`; the usual one comes first."""
+    found = _crops(images, size) if augmentation in ("five_crop", "ten_crop") else [images]
+    mirrored = [view.flip(-1) for view in found] if augmentation in ("flip", "ten_crop") else []
+    return [*found, *mirrored]
+
+
+def _crops(images: Tensor, size: tuple[int, int]) -> list[Tensor]:
+    """The centre, then the corners."""
+    height, width = size
+    below, right = images.shape[-2] - height, images.shape[-1] - width
+    places = [(round(below / 2), round(right / 2)), (0, 0), (0, right), (below, 0), (below, right)]
+    return [images[..., top : top + height, left : left + width] for top, left in places]
+
+
+def average(logits: Sequence[Tensor]) -> Tensor:
+    """Logits whose softmax is the mean softmax of the views; those of a single view unchanged."""
+    if len(logits) == 1:
+        return logits[0].float()
+    logs = torch.stack([view.float().log_softmax(1) for view in logits])
+    return logs.logsumexp(0) - math.log(len(logits))

@@ -1,6 +1,6 @@
 """`vision eval`: evaluate checkpoints on the images of a split."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,15 +11,18 @@ from vision.checkpoints.open import print_notes
 from vision.config import ConfigError, pair
 from vision.data.batches import build_loader, evaluation_batches
 from vision.data.configs import DataConfig, ShapesConfig
-from vision.data.loader import Batch
 from vision.data.sources.build_source import build_source
 from vision.data.sources.source import Source
-from vision.evaluation.classes import match_classes
 from vision.evaluation.configs import Augmentation, EvalConfig
-from vision.evaluation.evaluated_model import Answers, EvaluatedModel, open_evaluated_model
+from vision.evaluation.evaluate import Predictions, Reduce, predict, preprocess_for_views
+from vision.evaluation.evaluated_model import (
+    Answers,
+    EvaluatedModel,
+    match_classes,
+    open_evaluated_model,
+)
 from vision.evaluation.model_metrics import compare, compute_metrics
 from vision.evaluation.neighbours import NeighboursAccuracy, nearest_classes, vote_logits
-from vision.evaluation.predictions import Predictions, Reduce, predict
 from vision.evaluation.report.eval_report import (
     Cost,
     ModelReport,
@@ -27,12 +30,15 @@ from vision.evaluation.report.eval_report import (
     short_name,
     short_names,
 )
-from vision.evaluation.report.prediction_files import check_parquet
-from vision.evaluation.report.report_files import output_folder, remove_if_empty, save
-from vision.evaluation.views import preprocess_for_views
+from vision.evaluation.report.report_files import (
+    check_parquet,
+    output_folder,
+    remove_if_empty,
+    save,
+)
 from vision.models.cost.count import cost
 from vision.models.swin import Swin
-from vision.terminal import progress_bar
+from vision.terminal import tracked
 
 
 @dataclass(frozen=True)
@@ -121,7 +127,7 @@ def _predict(
     batches = evaluation_batches(loader, config.batch_size, processes.rank, processes.ranks)
     if processes.rank == 0:
         total = -(-len(source) // (processes.ranks * config.batch_size))
-        batches = _with_progress(batches, total, short_name(model.checkpoint))
+        batches = tracked(batches, short_name(model.checkpoint), total)
     return predict(
         model.opened.model,
         batches,
@@ -134,11 +140,6 @@ def _predict(
         keep_features=config.neighbours > 0,
         reduce=processes.reduce,
     )
-
-
-def _with_progress(batches: Iterable[Batch], total: int, title: str) -> Iterator[Batch]:
-    with progress_bar() as progress:
-        yield from progress.track(batches, total, description=title)
 
 
 def _check_same_images(first: Answers, other: Answers) -> None:

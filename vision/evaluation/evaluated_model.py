@@ -1,5 +1,6 @@
-"""A model with the images that it is evaluated on, and its predictions for them."""
+"""A model with the images that it is evaluated on, in terms of its classes."""
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,16 +8,17 @@ import torch
 from torch import Tensor
 
 from vision.checkpoints.open import OpenedModel, open_model
-from vision.config import ConfigError
+from vision.config import ConfigError, suggest
 from vision.data.configs import DataConfig, FolderConfig
 from vision.data.preprocess import Preprocess, resolve_preprocess
-from vision.data.sources.build_source import build_source
+from vision.data.sources.build_source import build_source, describe
+from vision.data.sources.folder import shorten
 from vision.data.sources.source import Source
 from vision.data.sources.table import with_saved_split
-from vision.evaluation.classes import class_names, match_classes
+from vision.data.sources.wordnet import imagenet_synsets, readable_names
 from vision.evaluation.configs import HUBS, EvalConfig
+from vision.evaluation.evaluate import Predictions
 from vision.evaluation.neighbours import NeighboursAccuracy
-from vision.evaluation.predictions import Predictions
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def open_evaluated_model(place: str, config: EvalConfig, device: torch.device) -
     if config.preprocess.mean != "auto":
         notes = [line for line in notes if "mean and std of ImageNet" not in line]
     if opened.record is None:
-        notes.append(_describe_preprocess(preprocess))
+        notes.append(f"images are preprocessed with {preprocess}; preprocess.…=… overrides")
     classes, assumed = class_names(opened, config.class_names, data)
     source = build_source(data, config.split)
     labels, matched = match_classes(classes, source, place)
@@ -107,13 +109,87 @@ def own_data(opened: OpenedModel) -> DataConfig:
     return data
 
 
-def _describe_preprocess(preprocess: Preprocess) -> str:
-    """The values of the preprocessing, grouped by their origin."""
-    by_origin: dict[str, list[str]] = {}
-    for name, origin in preprocess.origin.items():
-        value = getattr(preprocess, name)
-        if isinstance(value, tuple):
-            value = f"[{', '.join(f'{number:g}' for number in value)}]"
-        by_origin.setdefault(origin, []).append(f"{name} {value}")
-    parts = [f"{', '.join(values)} ({origin})" for origin, values in by_origin.items()]
-    return f"images are preprocessed with {'; '.join(parts)}; preprocess.…=… overrides"
+def class_names(
+    opened: OpenedModel, file: Path | None, data: DataConfig
+) -> tuple[tuple[str, ...], str | None]:
+    """The names of the model's classes, and a note where they are assumed.
+
+    They come from the file, else from the checkpoint, else they are those of ImageNet or of the
+    data.
+    """
+    if opened.classes and file is not None:
+        return _read_class_names(file, opened), None
+    if opened.class_names is not None:
+        return opened.class_names, None
+    spec = describe(data)
+    if not opened.classes:
+        names = spec.classes or tuple(str(i) for i in range(spec.number_of_classes))
+        return names, "no head: classes are those of the nearest training images (k-NN)"
+    if opened.classes == 1000:
+        note = "1,000 classes without names: assumed to be those of ImageNet in the usual order"
+        return readable_names(imagenet_synsets()), note
+    if spec.classes is not None and len(spec.classes) == opened.classes:
+        return spec.classes, (
+            "classes without names: assumed to be those of the data in the same order "
+            f"({shorten(spec.classes)}); class_names=… overrides"
+        )
+    listed = "" if spec.classes is None else f": {shorten(spec.classes)}"
+    raise ConfigError(
+        f"checkpoint: {opened.path} has {opened.classes} classes without names, but the data has "
+        f"{spec.number_of_classes}{listed}. Give their names with class_names=names.txt, a file "
+        f"with {opened.classes} lines, the names of the model's classes in the order of its "
+        "logits. The classes of the data are looked up there."
+    )
+
+
+def _read_class_names(file: Path, opened: OpenedModel) -> tuple[str, ...]:
+    """The names in a text file, one per line."""
+    try:
+        names = tuple(file.read_text(encoding="utf-8").splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"class_names: {file} cannot be read: {reason}.") from error
+    if len(names) != opened.classes:
+        raise ConfigError(
+            f"class_names: {file} has {len(names)} lines, but the model of {opened.path} has "
+            f"{opened.classes} classes."
+        )
+    return names
+
+
+def match_classes(
+    classes: tuple[str, ...], source: Source, checkpoint: str
+) -> tuple[Tensor, str | None]:
+    """The labels of a source as indices of the model's classes, and a note if the classes differ.
+
+    Classes are matched by name. The data may have them in another order, or only some of them; a
+    class that the model does not have is an error.
+    """
+    if classes == source.classes:
+        return torch.tensor(source.labels), None
+    index = {name: i for i, name in enumerate(classes)}
+    unknown = [name for name in source.classes if name not in index]
+    if unknown:
+        hint = suggest(unknown[0], classes)
+        near = f"({unknown[0]}: {hint}) " if hint.startswith("Did you") else ""
+        raise ConfigError(
+            f"{len(unknown)} of the {len(source.classes)} classes of the data are unknown to the "
+            f"model of {checkpoint}: {shorten(unknown)}. {near}It was trained for {len(classes)}: "
+            f"{shorten(classes)}. Classes are matched by name; class_names=names.txt renames those "
+            "of the model, one name per line."
+        )
+    for names, owner in ((source.classes, "the data"), (classes, f"the model of {checkpoint}")):
+        count = Counter(names)
+        repeated = sorted(name for name in set(source.classes) if count[name] > 1)
+        if repeated:
+            raise ConfigError(
+                f"{owner} has several classes named {shorten(repeated)}; classes that are matched "
+                "by name need unique names."
+            )
+    note = "The data has the classes in another order; they were matched by name."
+    if len(source.classes) < len(classes):
+        note = (
+            f"The data has {len(source.classes)} of the {len(classes)} classes of the model; "
+            "predictions of the others count as wrong."
+        )
+    return torch.tensor([index[source.classes[label]] for label in source.labels]), note

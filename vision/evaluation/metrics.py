@@ -10,38 +10,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LOSS, COUNT, TOP1, TOP5 = range(4)
-"""Indices of the overall sums in `Tally.sums`; after them come three sums per class."""
 CHUNK = 4096
 """Images whose probabilities are in memory at once, in double precision."""
 
 
-@dataclass(frozen=True)
-class Tally:
-    """Sums over the images counted so far."""
+def empty_sums(classes: int, device: torch.device) -> Tensor:
+    """The sums over no images, in double precision where the device supports it.
 
-    sums: Tensor
-    """Loss, number of images, top-1 hits, top-5 hits; then for every class its correct predictions,
-    its predictions and its images. Summing this tensor over processes merges their tallies."""
-    classes: int
-
-
-def empty_tally(classes: int, device: torch.device) -> Tally:
-    """A tally of no images, in double precision where the device supports it."""
+    Loss, number of images, top-1 hits, top-5 hits; then for every class its correct predictions,
+    its predictions and its images: (4 + 3 classes,). Those of several processes are added.
+    """
     dtype = torch.float32 if device.type == "mps" else torch.float64
-    return Tally(torch.zeros(4 + 3 * classes, dtype=dtype, device=device), classes)
+    return torch.zeros(4 + 3 * classes, dtype=dtype, device=device)
 
 
 @torch.no_grad()
-def update(tally: Tally, logits: Tensor, labels: Tensor, valid: Tensor) -> Tally:
+def add_batch(sums: Tensor, logits: Tensor, labels: Tensor, valid: Tensor) -> Tensor:
     """Add a batch: logits (n, classes), labels (n,) and a mask of the rows that count (n,)."""
-    if logits.shape[1] != tally.classes:
+    classes = (len(sums) - 4) // 3
+    if logits.shape[1] != classes:
         raise ValueError(
-            f"the model gives {logits.shape[1]} logits, but the data has {tally.classes} classes."
+            f"the model gives {logits.shape[1]} logits, but the data has {classes} classes."
         )
     logits = logits.float()
     labels = labels.where(valid, 0)
-    number = torch.arange(tally.classes, device=logits.device)
+    number = torch.arange(classes, device=logits.device)
     rank = label_rank(logits, labels)
     right = valid & (rank == 0)
     actual = (labels[:, None] == number) & valid[:, None]
@@ -49,33 +42,32 @@ def update(tally: Tally, logits: Tensor, labels: Tensor, valid: Tensor) -> Tally
     loss = F.cross_entropy(logits, labels, reduction="none")
 
     def total(values: Tensor) -> Tensor:
-        return values.sum(0, dtype=tally.sums.dtype)
+        return values.sum(0, dtype=sums.dtype)
 
     overall = [loss.where(valid, 0.0), valid, right, valid & (rank < 5)]
     by_class = [total(actual & right[:, None]), total(predicted), total(actual)]
     batch = torch.cat([torch.stack([total(values) for values in overall]), *by_class])
-    return Tally(tally.sums + batch, tally.classes)
+    return sums + batch
 
 
-def results(tally: Tally) -> dict[str, float]:
+def results(sums: Tensor) -> dict[str, float]:
     """The metrics, as fractions of 1; the loss is the mean cross-entropy.
 
     Balanced accuracy is the mean recall of the classes that occur; macro-F1 the mean F1 of those
     that occur or were predicted.
     """
-    sums = tally.sums.cpu().double()
-    overall, by_class = sums[:4].tolist(), sums[4:].view(3, tally.classes)
-    count = overall[COUNT]
+    sums = sums.cpu().double()
+    loss, count, top1, top5 = sums[:4].tolist()
     if not count:
         raise ValueError("there is no image to evaluate: none was given, or none could be read.")
-    right, predicted, actual = by_class
+    right, predicted, actual = sums[4:].view(3, -1)
     occurs, named = actual > 0, predicted + actual > 0
     recall = right[occurs] / actual[occurs]
     f1 = 2 * right[named] / (predicted + actual)[named]
     return {
-        "loss": overall[LOSS] / count,
-        "top1": overall[TOP1] / count,
-        "top5": overall[TOP5] / count,
+        "loss": loss / count,
+        "top1": top1 / count,
+        "top5": top5 / count,
         "balanced_accuracy": float(recall.mean()),
         "macro_f1": float(f1.mean()),
         "samples": count,

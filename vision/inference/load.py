@@ -16,9 +16,8 @@ from vision.checkpoints.configs import WhichWeights
 from vision.checkpoints.load_report import LoadReport
 from vision.checkpoints.open import OpenedModel, open_model
 from vision.config import ConfigError, Size
-from vision.data.images.decode import Pixels, open_image
-from vision.data.images.transforms import evaluation_pixels
-from vision.data.preprocess import Preprocess, normalizer
+from vision.data.images.decode import Pixels
+from vision.data.preprocess import Preprocess, input_batch, input_pixels
 from vision.data.sources.wordnet import imagenet_synsets, readable_names
 from vision.models.configs import ModelChoice
 from vision.models.layers import Classifier, static_bias
@@ -83,12 +82,11 @@ class Loaded:
             name, image = str(image), Path(image).read_bytes()
         elif isinstance(image, Tensor):
             image = rearrange(image, "c h w -> h w c").cpu().numpy()
-        return evaluation_pixels(open_image(image, self.preprocess.channels, name), self.preprocess)
+        return input_pixels(image, name, self.preprocess)
 
     def batch(self, pixels: Sequence[Pixels]) -> Tensor:
         """Images from `pixels` as the model takes them: (b channels height width), normalised."""
-        images = torch.from_numpy(np.stack(pixels)).to(self.device)
-        return normalizer(self.preprocess, self.device)(rearrange(images, "b h w c -> b c h w"))
+        return input_batch(pixels, self.preprocess, self.device)
 
     @overload
     def predict(self, images: ImageInput, top: int = 5, batch_size: int = 32) -> Prediction: ...

@@ -21,10 +21,9 @@ from vision.data.sources.folder import SUFFIXES
 from vision.inference.configs import PredictConfig
 from vision.inference.load import Loaded, Prediction, check_head, predictions
 from vision.models.layers import static_bias
-from vision.terminal import plain, print_wide, progress_bar
+from vision.terminal import plain, print_wide, tracked
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
     from rich.table import Table
 
 ATTENTION = "_attention"
@@ -120,26 +119,23 @@ def run(loaded: Loaded, config: PredictConfig) -> int:
             kind = "table"
     bad: list[PredictedFile] = []
 
-    def results(progress: "Progress | None") -> Iterator[PredictedFile]:
-        found: Iterable[PredictedFile] = predict_files(loaded, files, config.batch_size, config.top)
-        if progress is not None:
-            found = progress.track(found, total=len(files), description="images")
-        for file in found:
+    def results() -> Iterator[PredictedFile]:
+        found = predict_files(loaded, files, config.batch_size, config.top)
+        for file in tracked(found, "images", len(files)) if len(files) > 1 else found:
             if file.prediction is None:
                 bad.append(file)
             elif config.attention:
                 _save_attention(loaded, file.path)
             yield file
 
-    bar = progress_bar() if len(files) > 1 else nullcontext()
-    with _opened(config.output) as target, bar as progress:
+    with _opened(config.output) as target:
         match kind:
             case "table":
-                print_wide(table([file for file in results(progress) if file.prediction]), target)
+                print_wide(table([file for file in results() if file.prediction]), target)
             case "csv":
-                write_csv(results(progress), target, config.top)
+                write_csv(results(), target, config.top)
             case "jsonl":
-                for file in results(progress):
+                for file in results():
                     print(json.dumps(as_dict(file), ensure_ascii=False), file=target, flush=True)
     for file in bad:
         print(f"error: {file.problem}", file=sys.stderr)

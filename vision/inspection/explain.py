@@ -16,9 +16,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vision.config import ConfigError, suggest
-from vision.data.images.decode import Pixels, open_image
-from vision.data.images.transforms import evaluation_pixels
-from vision.data.preprocess import Preprocess, normalizer
+from vision.data.images.decode import Pixels
+from vision.data.preprocess import Preprocess, input_batch, input_pixels
 from vision.data.sources.source import StoredImage
 from vision.inspection.capture.capture import Passes
 from vision.inspection.capture.recording import Captured
@@ -111,15 +110,12 @@ class Explanation:
 
 def shown_pixels(subject: Subject, image: StoredImage | Image.Image, name: str) -> Pixels:
     """An image (a file's bytes, an image or an array) as the model sees it, not normalised."""
-    preprocess = subject.preprocess
-    return evaluation_pixels(open_image(image, preprocess.channels, name), preprocess)
+    return input_pixels(image, name, subject.preprocess)
 
 
 def as_batch(subject: Subject, pixels: Sequence[Pixels]) -> Tensor:
     """Images as the input of the model: (b channels height width)."""
-    device = next(subject.model.parameters()).device
-    stacked = torch.from_numpy(np.stack(pixels)).to(device).movedim(-1, 1)
-    return normalizer(subject.preprocess, device)(stacked)
+    return input_batch(pixels, subject.preprocess, next(subject.model.parameters()).device)
 
 
 def default_methods(*models: Captured) -> tuple[MethodChoice, ...]:

@@ -16,8 +16,7 @@ from torchvision import datasets as torchvision_datasets
 
 from vision.config import ConfigError
 from vision.data.sources.build_source import build_source, describe, list_splits
-from vision.data.sources.class_names import CIFAR10, CIFAR100, FASHION_MNIST
-from vision.data.sources.known_sets import SETS
+from vision.data.sources.known_sets import CIFAR10, CIFAR100, FASHION_MNIST, SETS
 from vision.data.sources.source import Source
 from vision.data.sources.wordnet import imagenet_synsets
 

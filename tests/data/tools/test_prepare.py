@@ -13,14 +13,12 @@ from PIL import Image
 from source_settings import data_config, image_bytes, make_folder
 
 from vision.config import ConfigError
-from vision.data.configs import PrepareConfig
-from vision.data.sources.arrays import ArraySource
 from vision.data.sources.build_source import build_source, describe
 from vision.data.sources.folder import FolderSource
 from vision.data.sources.packed import PackedStrings
-from vision.data.sources.source import Source
-from vision.data.tools.encode import Settings
-from vision.data.tools.prepare import prepare, prepare_split, verify
+from vision.data.sources.source import ArraySource, Source
+from vision.data.tools.configs import PrepareConfig
+from vision.data.tools.prepare import Settings, prepare, prepare_split, verify
 
 KEEP = Settings(short_side=None, image_format="png", quality=90, shard_size=1)
 
@@ -186,6 +184,7 @@ def test_prepare_unreadable_images_stop_or_are_skipped_as_configured(tmp_path: P
     assert sum(p.count for p in results) == 39
     (reason,) = [reason for p in results for reason in p.skipped]
     assert str(bad) in reason
+    assert ["1 unreadable" in p.line() for p in results].count(True) == 1
     strict = skip.data.model_copy(update={"max_error_share": 0.01})
     update = {"data": strict, "output": tmp_path / "three"}
     with pytest.raises(OSError, match="allow 0"):

@@ -11,8 +11,7 @@ from PIL import Image
 from small_runs import last_tensors, metrics
 
 from vision.checkpoints.open import open_model
-from vision.data.batches import evaluation_batches
-from vision.data.loader import Loader, Pipeline
+from vision.data.batches import Loader, Pipeline, evaluation_batches
 from vision.data.preprocess import normalizer
 from vision.data.sources.build_source import build_source
 from vision.training.loop import train
@@ -56,9 +55,9 @@ def test_stored_features_are_what_the_head_of_the_model_is_given(computed: Path)
     stored = open_model(computed / "run", weights="raw")
     assert stored.record is not None and stored.record.data is not None
     source = build_source(stored.record.data, "train")
-    pipeline = Pipeline(stored.preprocess, None, 0, 10**6, "raise")
+    pipeline = Pipeline(source, stored.preprocess, None, 0, 10**6, "raise")
     config = tuned_config(computed, "nowhere").loader
-    batches = list(evaluation_batches(Loader(source, pipeline, config, 0), 7))
+    batches = list(evaluation_batches(Loader(pipeline, config, 0), 7))
     seen: list[torch.Tensor] = []
     stored.model.head.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     with torch.no_grad():

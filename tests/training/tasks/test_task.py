@@ -12,8 +12,7 @@ from small_runs import RICH, assert_same_bits, last_tensors, metrics, small_conf
 from torch import Tensor, nn
 
 from vision.checkpoints.native.checkpoint import read_checkpoint
-from vision.data.batches import evaluation_batches, training_batches
-from vision.data.loader import Batch
+from vision.data.batches import Batch, evaluation_batches, training_batches
 from vision.data.order import BatchOrder
 from vision.data.preprocess import normalizer
 from vision.evaluation.evaluate import evaluation_mode

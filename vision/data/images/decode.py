@@ -59,11 +59,9 @@ class OpenImage:
         return self.region(0, 0, self.height, self.width)
 
 
-def decode(
-    image: StoredImage, channels: int, name: str, max_pixels: int = DEFAULT_MAX_PIXELS
-) -> Pixels:
+def decode(image: StoredImage | Image.Image, channels: int, name: str) -> Pixels:
     """Return the whole image, or raise an UnreadableImageError that names it."""
-    return open_image(image, channels, name, max_pixels).pixels()
+    return open_image(image, channels, name).pixels()
 
 
 def open_image(
@@ -71,9 +69,8 @@ def open_image(
     channels: int,
     name: str,
     max_pixels: int = DEFAULT_MAX_PIXELS,
-    fast: bool = True,
 ) -> OpenImage:
-    """Open an image and read its size. With `fast=False` Pillow decodes JPEG files as well."""
+    """Open an image and read its size."""
     with _named_errors(name):
         if isinstance(image, np.ndarray):
             pixels = _array_pixels(image, channels)
@@ -82,7 +79,7 @@ def open_image(
         elif not image:
             raise ValueError("the file is empty (0 bytes).")
         else:
-            jpeg = _read_jpeg_header(image) if fast else None
+            jpeg = _read_jpeg_header(image)
             if jpeg is not None:
                 _check_size(jpeg.width, jpeg.height, max_pixels)
                 height, width = jpeg.height, jpeg.width
@@ -92,6 +89,17 @@ def open_image(
                 return OpenImage(height, width, name, rows)
             pixels = _pillow_pixels(image, channels, max_pixels)
     return OpenImage(pixels.shape[0], pixels.shape[1], name, lambda _: pixels)
+
+
+def to_image(pixels: Pixels) -> Image.Image:
+    """Convert pixels to a Pillow image."""
+    return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+
+
+def from_image(image: Image.Image) -> Pixels:
+    """Convert a Pillow image to pixels."""
+    pixels = np.asarray(image)
+    return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 
 class _named_errors:  # noqa: N801 (used like a function, and cheaper than a generator)
@@ -167,8 +175,7 @@ def _flatten(image: Image.Image, channels: int) -> Pixels:
         canvas.alpha_composite(image.convert("RGBA"))
         image = canvas
     mode = "L" if channels == 1 else "RGB"
-    pixels = np.asarray(image if image.mode == mode else image.convert(mode))
-    return pixels[:, :, None] if channels == 1 else pixels
+    return from_image(image if image.mode == mode else image.convert(mode))
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vision.data.configs import AugmentConfig
-from vision.data.images.transforms import Box
+from vision.data.images.augment import Box
 from vision.randomness import generator
 
 

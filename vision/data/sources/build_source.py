@@ -29,8 +29,8 @@ from vision.data.sources.known_sets import known_set, torchvision_set
 from vision.data.sources.packed import PackedStrings
 from vision.data.sources.shapes import CLASSES, build_shapes
 from vision.data.sources.shards import describe_shards, read_shards
-from vision.data.sources.source import Source
-from vision.data.sources.subsets import named_splits, nested_subset, split_by_fraction, take
+from vision.data.sources.source import Source, take
+from vision.data.sources.subsets import named_splits, nested_subset, split_by_fraction
 from vision.data.sources.table import folder_classes, read_table
 from vision.data.sources.wordnet import imagenet_synsets, readable_names
 
@@ -210,13 +210,12 @@ def _read_known_folders(
     place = f"Expected in {config.root}: {known.place}."
     if not folder.is_dir():
         raise ConfigError(f"data.root: there is no folder {folder}. {place}")
-    listing = list_images(folder)
+    folders, paths, labels = list_images(folder)
     check_same_classes(
         f"data.root: the folders in {folder} are not the classes of {config.name}",
         ("missing", expected),
-        ("unknown", listing.classes),
+        ("unknown", folders),
         f"{place} For another set of classes use data=folder.",
     )
-    classes = readable_names(listing.classes)
-    paths = PackedStrings(listing.paths)
-    return FolderSource(listing.labels, classes, known.channels, folder, paths)
+    classes = readable_names(folders)
+    return FolderSource(labels, classes, known.channels, folder, PackedStrings(paths))

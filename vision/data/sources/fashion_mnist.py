@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from vision.config import ConfigError
 from vision.data.configs import Split
-from vision.data.sources.arrays import ArraySource
-from vision.data.sources.class_names import FASHION_MNIST
+from vision.data.sources.known_sets import FASHION_MNIST
+from vision.data.sources.source import ArraySource
 
 _PREFIXES: dict[Split, str] = {"train": "train", "test": "t10k"}
 _UNSIGNED_BYTES = 0x08
@@ -20,10 +20,12 @@ _UNSIGNED_BYTES = 0x08
 
 def read_fashion_mnist(root: Path, split: Split) -> ArraySource:
     """Read one of the two splits of the set: train or test."""
-    images_path, labels_path = (_find(root, name) for name in _names(_PREFIXES[split]))
+    prefix = _PREFIXES[split]
+    names = f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
+    images_path, labels_path = (_find(root, name) for name in names)
     if images_path is None or labels_path is None:
         raise ConfigError(
-            f"data.root: {' and '.join(_names(_PREFIXES[split]))} (.gz) not found in {root}. Put "
+            f"data.root: {' and '.join(names)} (.gz) not found in {root}. Put "
             "the four *-ubyte.gz files of github.com/zalandoresearch/fashion-mnist (folder "
             "data/fashion) there, or install Debian's package dataset-fashion-mnist and set "
             "data.root=/usr/share/datasets/fashion-mnist."
@@ -36,10 +38,6 @@ def read_fashion_mnist(root: Path, split: Split) -> ArraySource:
         )
     origin, pixels = str(images_path), images[..., None]
     return ArraySource(labels.astype(np.int64), FASHION_MNIST, 1, origin, pixels)
-
-
-def _names(prefix: str) -> tuple[str, str]:
-    return f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
 
 
 def _find(root: Path, name: str) -> Path | None:

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -31,7 +31,7 @@ FORMATS = {
 Formats of pixels only: a file named .jpg is never passed to an interpreter, as EPS's would be.
 """
 SUFFIXES = frozenset(chain.from_iterable(FORMATS.values()))
-"""Files with other suffixes are not read as images; they are counted."""
+"""Files with other suffixes are not read as images."""
 
 
 @dataclass(eq=False, repr=False)
@@ -51,18 +51,10 @@ class FolderSource(Source):
             return file.read()
 
 
-@dataclass
-class Listing:
-    """The image files below a folder that has a folder for each class."""
-
-    root: Path
-    classes: tuple[str, ...]
-    """The names of the class folders, sorted."""
-    paths: list[str]
-    """Relative to root; class by class, sorted within each."""
-    labels: NDArray[np.int64]
-    ignored: Counter[str] = field(default_factory=Counter)
-    """Number of files that are not read as images, by the reason."""
+Listing = tuple[tuple[str, ...], list[str], NDArray[np.int64]]
+"""Image files below a folder: the names of its class folders, sorted; the paths relative to the
+folder, class by class and sorted within each; their labels.
+"""
 
 
 def list_classes(folder: Path) -> tuple[str, ...]:
@@ -102,7 +94,7 @@ def list_images(folder: Path) -> Listing:
             f"them{'; ' + _found((), ignored) if ignored else ''}."
         )
     labels = np.repeat(np.arange(len(classes), dtype=np.int64), counts)
-    return Listing(folder, classes, paths, labels, ignored)
+    return classes, paths, labels
 
 
 def require_folder(folder: Path) -> Path:

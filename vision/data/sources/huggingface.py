@@ -45,9 +45,7 @@ def read_classes(config: HuggingFaceConfig) -> tuple[str, ...]:
     library = _library()
     if not _is_saved(config):
         with _explained(config):
-            builder = library.load_dataset_builder(
-                config.path, config.configuration, revision=config.revision, cache_dir=config.cache
-            )
+            builder = library.load_dataset_builder(**_place(config))
         features = builder.info.features
         if features is not None:
             column = _column("label", config.label_column, features)
@@ -99,17 +97,17 @@ def _is_saved(config: HuggingFaceConfig) -> bool:
     return (folder / "dataset_dict.json").is_file() or (folder / "dataset_info.json").is_file()
 
 
+def _place(config: HuggingFaceConfig) -> dict[str, Any]:
+    """The arguments by which the library finds a data set."""
+    names = {"path": config.path, "name": config.configuration, "revision": config.revision}
+    return {**names, "cache_dir": config.cache}
+
+
 def _load(config: HuggingFaceConfig, split: Split, name: str) -> Any:
     library = _library()
     with _explained(config):
         if not _is_saved(config):
-            return library.load_dataset(
-                config.path,
-                config.configuration,
-                split=name,
-                revision=config.revision,
-                cache_dir=config.cache,
-            )
+            return library.load_dataset(**_place(config), split=name)
         saved = library.load_from_disk(config.path)
     if not isinstance(saved, library.DatasetDict):
         saved = {"train": saved}

@@ -9,7 +9,6 @@ import json
 import os
 import tarfile
 import zipfile
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -45,8 +44,6 @@ class ShardIndex:
     """Index of each sample's label in `label_names`."""
     label_names: tuple[str, ...]
     """The labels as written, numbers or names, in order of first occurrence."""
-    ignored: tuple[Counter[str], ...]
-    """Number of members that are not part of a sample, by the reason, for each shard."""
 
 
 def open_index(shards: tuple[Path, ...], file: Path, label_field: str) -> ShardIndex:
@@ -80,7 +77,6 @@ def open_index(shards: tuple[Path, ...], file: Path, label_field: str) -> ShardI
         PackedStrings(name for part in parts for name in part.members),
         np.array(labels, dtype=np.int32),
         tuple(codes),
-        tuple(part.ignored for part in parts),
     )
     _save(file, index)
     return index
@@ -101,7 +97,6 @@ class _ShardSamples:
     size: NDArray[np.int64]
     members: list[str]
     labels: list[str]
-    ignored: Counter[str]
 
 
 def _samples_of(index: ShardIndex, number: int) -> _ShardSamples:
@@ -112,18 +107,15 @@ def _samples_of(index: ShardIndex, number: int) -> _ShardSamples:
         index.size[where],
         [index.members[i] for i in where.tolist()],
         [index.label_names[code] for code in index.labels[where]],
-        index.ignored[number],
     )
 
 
 def _scan(shard: Path, label_field: str) -> _ShardSamples:
-    """Read the headers and the labels of a shard."""
+    """Read the headers and the labels of a shard; samples without an image are left out."""
     offsets, sizes, members, labels = [], [], [], []
-    ignored: Counter[str] = Counter()
-    for key, found in _groups(shard, ignored):
+    for key, found in _groups(shard):
         images = [m for m in found if suffix_of(m.name) in SUFFIXES]
         if not images:
-            ignored["samples without an image"] += 1
             continue
         if len(images) > 1:
             names = shorten([m.name for m in images])
@@ -132,27 +124,22 @@ def _scan(shard: Path, label_field: str) -> _ShardSamples:
         sizes.append(images[0].size)
         members.append(images[0].name)
         labels.append(_label(shard, key, found, label_field))
-    return _ShardSamples(
-        np.array(offsets, np.int64), np.array(sizes, np.int64), members, labels, ignored
-    )
+    return _ShardSamples(np.array(offsets, np.int64), np.array(sizes, np.int64), members, labels)
 
 
-def _groups(shard: Path, ignored: Counter[str]) -> Iterator[tuple[str, list[tarfile.TarInfo]]]:
-    """Yield (key, members) of each sample: neighbours with one file name up to its first dot."""
+def _groups(shard: Path) -> Iterator[tuple[str, list[tarfile.TarInfo]]]:
+    """Yield (key, members) of each sample: neighbours with one file name up to its first dot.
+
+    Only plain files count; hidden ones do not.
+    """
     key = ""
     members: list[tarfile.TarInfo] = []
     try:
         with tarfile.open(shard, "r:") as tar:
             for member in tar:
                 tar.members = []  # type: ignore[attr-defined]  # it would keep them all
-                if member.isdir():
-                    continue
-                if not member.isreg() or member.issparse():
-                    ignored["links and other members that are not plain files"] += 1
-                    continue
                 path = PurePosixPath(member.name)
-                if path.name.startswith("."):
-                    ignored["hidden"] += 1
+                if not member.isreg() or member.issparse() or path.name.startswith("."):
                     continue
                 this = str(path.parent / path.name.split(".")[0])
                 if this != key and members:
@@ -210,7 +197,6 @@ def _load(file: Path) -> ShardIndex | None:
                 shards=tuple(_join(file.parent, name) for name in head["shards"]),
                 members=PackedStrings.from_arrays(arrays["member_bytes"], arrays["member_ends"]),
                 label_names=tuple(head["label_names"]),
-                ignored=tuple(map(Counter, head["ignored"])),
                 **{name: arrays[name] for name in _ARRAYS},
             )
     except (FileNotFoundError, PermissionError, zipfile.BadZipFile, KeyError, ValueError, EOFError):
@@ -226,7 +212,6 @@ def _save(file: Path, index: ShardIndex) -> None:
     head = {
         "format": _FORMAT,
         "shards": [os.path.relpath(shard, file.parent) for shard in index.shards],
-        "ignored": index.ignored,
         "label_names": index.label_names,
     }
     try:

@@ -1,4 +1,4 @@
-"""The interface of a data set: labelled images by index, as they are stored."""
+"""A data set: labelled images by index, as they are stored, in memory, or part of another set."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -36,3 +36,43 @@ class Source(ABC):
 
         Safe to call in any worker process.
         """
+
+
+@dataclass(eq=False, repr=False)
+class ArraySource(Source):
+    """A `Source` over one array (images, height, width, channels)."""
+
+    origin: str
+    images: NDArray[np.uint8]
+
+    def name(self, index: int) -> str:
+        """Return the origin of the array and the position in it."""
+        return f"{self.origin}:{index}"
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        """Return the image: a view, not to be written to."""
+        return self.images[index]
+
+
+class Subset(Source):
+    """A `Source` of some images of another one."""
+
+    def __init__(self, source: Source, indices: NDArray[np.int64]) -> None:
+        super().__init__(source.labels[indices], source.classes, source.channels)
+        self.source = source
+        self.indices = indices
+
+    def name(self, index: int) -> str:
+        """Return the name in the whole source."""
+        return self.source.name(int(self.indices[index]))
+
+    def read(self, index: int) -> StoredImage:
+        """Return the image of the whole source."""
+        return self.source.read(int(self.indices[index]))
+
+
+def take(source: Source, indices: NDArray[np.int64]) -> Source:
+    """Return some images of a source; the source itself if they are all, in order."""
+    if len(indices) == len(source) and np.array_equal(indices, np.arange(len(source))):
+        return source
+    return Subset(source, indices)

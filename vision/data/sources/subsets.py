@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vision.data.configs import HuggingFaceConfig, ShardsConfig, Split
-from vision.data.sources.source import Source, StoredImage
 
 Indices = NDArray[np.int64]
 
@@ -21,30 +20,6 @@ def named_splits(config: ShardsConfig | HuggingFaceConfig) -> dict[Split, str]:
     """Return the name or pattern that the config gives to each split that it has."""
     names: dict[Split, str | None] = {"train": config.train, "val": config.val, "test": config.test}
     return {split: name for split, name in names.items() if name is not None}
-
-
-class Subset(Source):
-    """A `Source` of some images of another one."""
-
-    def __init__(self, source: Source, indices: Indices) -> None:
-        super().__init__(source.labels[indices], source.classes, source.channels)
-        self.source = source
-        self.indices = indices
-
-    def name(self, index: int) -> str:
-        """Return the name in the whole source."""
-        return self.source.name(int(self.indices[index]))
-
-    def read(self, index: int) -> StoredImage:
-        """Return the image of the whole source."""
-        return self.source.read(int(self.indices[index]))
-
-
-def take(source: Source, indices: Indices) -> Source:
-    """Return some images of a source; the source itself if they are all, in order."""
-    if len(indices) == len(source) and np.array_equal(indices, np.arange(len(source))):
-        return source
-    return Subset(source, indices)
 
 
 def nested_subset(

@@ -54,7 +54,6 @@ class Table:
     splits: dict[Split, NDArray[np.int64]]
     """Indices of each split. A data set that is not split yet has only train."""
     groups: list[str] | None
-    ignored: Counter[str]
 
     def source(self, split: Split, channels: int) -> FolderSource:
         """Return the images of one split."""
@@ -171,17 +170,15 @@ def _read_folders(root: Path, only: Split | None) -> Table:
     if only in folders:
         folders = {only: folders[only]}
     paths: list[str] = []
-    labels = []
+    labels: list[NDArray[np.int64]] = []
     splits: dict[Split, NDArray[np.int64]] = {}
-    ignored: Counter[str] = Counter()
     for split, folder in folders.items():
-        listing = list_images(folder)
-        prefix = "" if listing.root == root else f"{listing.root.name}/"
-        splits[split] = np.arange(len(paths), len(paths) + len(listing.paths))
-        paths += [prefix + path for path in listing.paths]
-        labels.append(listing.labels)
-        ignored += listing.ignored
-    return Table(root, classes, PackedStrings(paths), np.concatenate(labels), splits, None, ignored)
+        _, found, own = list_images(folder)
+        prefix = "" if folder == root else f"{folder.name}/"
+        splits[split] = np.arange(len(paths), len(paths) + len(found))
+        paths += [prefix + path for path in found]
+        labels.append(own)
+    return Table(root, classes, PackedStrings(paths), np.concatenate(labels), splits, None)
 
 
 def _read_csv(config: FolderConfig) -> Table:
@@ -219,7 +216,7 @@ def _read_csv(config: FolderConfig) -> Table:
             names = shorten([classes[i] for i in unknown])
             raise ConfigError(f"data.table: {table} has no training images of the classes {names}.")
     paths = PackedStrings(columns["path"])
-    return Table(config.root, classes, paths, labels, splits, columns.get("group"), Counter())
+    return Table(config.root, classes, paths, labels, splits, columns.get("group"))
 
 
 def _check_columns(table: Path, header: object) -> list[str]:

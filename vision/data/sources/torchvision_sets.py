@@ -12,11 +12,11 @@ from torchvision import datasets  # type: ignore[import-untyped]
 
 from vision.config import ConfigError
 from vision.data.configs import Split, TorchvisionConfig
-from vision.data.sources.arrays import ArraySource
+from vision.data.images.decode import decode
 from vision.data.sources.folder import FolderSource
 from vision.data.sources.known_sets import torchvision_set
 from vision.data.sources.packed import PackedStrings
-from vision.data.sources.source import Source
+from vision.data.sources.source import ArraySource, Source
 
 _PAIRS = ("samples", "_samples", "imgs")
 """Attributes in which torchvision's classes keep (file, label) of every image."""
@@ -35,7 +35,7 @@ class TorchvisionSource(Source):
 
     def read(self, index: int) -> NDArray[np.uint8]:
         """Return the image's pixels."""
-        return _pixels(self.dataset[index][0], self.channels)
+        return decode(self.dataset[index][0], self.channels, self.name(index))
 
 
 def read_torchvision(config: TorchvisionConfig, split: Split) -> Source:
@@ -138,11 +138,4 @@ def _array(dataset: Any, channels: int) -> NDArray[np.uint8] | None:
     if pixels.ndim != 4 or pixels.dtype != np.uint8 or pixels.shape[3] != channels:
         return None
     # Only if an element is what the set itself would return.
-    return pixels if np.array_equal(pixels[0], _pixels(dataset[0][0], channels)) else None
-
-
-def _pixels(image: Any, channels: int) -> NDArray[np.uint8]:
-    """Convert a Pillow image to (height, width, channels)."""
-    mode = "L" if channels == 1 else "RGB"
-    pixels: NDArray[np.uint8] = np.asarray(image if image.mode == mode else image.convert(mode))
-    return pixels[..., None] if channels == 1 else pixels
+    return pixels if np.array_equal(pixels[0], decode(dataset[0][0], channels, "")) else None

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 
 import numpy as np
-from rich.progress import Progress
 from rich.table import Table
 
 from vision.data.configs import DataConfig, Split
@@ -16,8 +15,8 @@ from vision.data.images.decode import decode
 from vision.data.sources.build_source import build_source, list_splits
 from vision.data.sources.source import Source
 from vision.data.sources.subsets import imbalance
-from vision.data.tools.pool import ordered_map, track
-from vision.terminal import plain
+from vision.data.tools.pool import ordered_map
+from vision.terminal import plain, tracked
 
 _SHOWN = 20
 """Length at which printed lists are cut; the JSON output is complete."""
@@ -104,16 +103,9 @@ class DataCheck:
         return json.dumps(content, indent=1, ensure_ascii=False)
 
 
-def check_data(config: DataConfig, workers: int = 0, progress: Progress | None = None) -> DataCheck:
-    """Check every split of a data set; workers=0 reads in this process."""
+def check_data(config: DataConfig, workers: int = 0) -> DataCheck:
+    """Read and decode every image of every split once; workers=0 reads in this process."""
     sources = {split: build_source(config, split) for split in list_splits(config)}
-    return check_sources(sources, workers, progress)
-
-
-def check_sources(
-    sources: Mapping[Split, Source], workers: int = 0, progress: Progress | None = None
-) -> DataCheck:
-    """Read and decode every image of every source once."""
     splits: dict[Split, SplitCheck] = {}
     places: dict[bytes, list[tuple[Split, int]]] = {}
     for split, source in sources.items():
@@ -122,7 +114,7 @@ def check_sources(
         warning = imbalance(source.labels, source.classes)
         found = splits[split] = SplitCheck(len(source), per_class, warning=warning)
         results = ordered_map(partial(_inspect, source), range(len(source)), workers)
-        for index, result in enumerate(track(results, progress, f"check {split}", len(source))):
+        for index, result in enumerate(tracked(results, f"check {split}", len(source))):
             if result.digest:
                 places.setdefault(result.digest, []).append((split, index))
             if result.error:

@@ -8,8 +8,7 @@ from einops import rearrange
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from vision.data.images.augment import to_image
-from vision.data.images.decode import Pixels
+from vision.data.images.decode import Pixels, to_image
 from vision.data.preprocess import Preprocess
 
 TILE = 160

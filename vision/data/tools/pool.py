@@ -2,11 +2,9 @@
 
 import multiprocessing
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any, TypeVar
-
-from rich.progress import Progress
 
 R = TypeVar("R")
 
@@ -36,19 +34,6 @@ def ordered_map(function: Callable[[int], R], indices: Sequence[int], workers: i
                 yield from waiting.popleft().result()
         finally:
             executor.shutdown(wait=False, cancel_futures=True)
-
-
-def track(
-    results: Iterable[R], progress: Progress | None, title: str, total: int, completed: int = 0
-) -> Iterator[R]:
-    """Yield the results, with a progress bar if there is one."""
-    if progress is None:
-        yield from results
-        return
-    task = progress.add_task(title, total=total, completed=completed)
-    for result in results:
-        yield result
-        progress.advance(task)
 
 
 def _start(function: Callable[[int], Any]) -> None:

@@ -16,21 +16,34 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.progress import Progress
+from PIL import Image
 
 from vision.config import ConfigError
-from vision.data.configs import PrepareConfig, Split
+from vision.data.configs import Split
+from vision.data.images.decode import UnreadableImageError, open_image, to_image
 from vision.data.sources.build_source import build_source, list_splits
+from vision.data.sources.folder import FORMATS
 from vision.data.sources.shard_index import index_file, open_index
 from vision.data.sources.shards import DESCRIPTION, find_shards, read_description
 from vision.data.sources.source import Source
-from vision.data.tools.encode import Encoded, Settings, encode
-from vision.data.tools.pool import ordered_map, track
+from vision.data.tools.configs import PrepareConfig
+from vision.data.tools.pool import ordered_map
 from vision.files import replacing, write_text
+from vision.terminal import tracked
 
 _FORMAT = 1
 _MEGABYTE = 1_000_000
 _ORDER_KEY = 4
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings that decide the bytes of the shards."""
+
+    short_side: int | None
+    image_format: str
+    quality: int
+    shard_size: int
 
 
 @dataclass(frozen=True)
@@ -73,11 +86,11 @@ class Prepared:
         """Return a summary in one line."""
         size = sum(shard.bytes for shard in self.shards) / _MEGABYTE
         skipped = f", {len(self.skipped)} unreadable images skipped" if self.skipped else ""
-        shards = f"{len(self.shards)} shards, {size:.1f} MB"
-        return f"{self.split}: {self.count} images in {shards}{skipped}"
+        shards = f"{len(self.shards)} shards, {size:,.1f} MB"
+        return f"{self.split}: {self.count:,} images in {shards}{skipped}"
 
 
-def prepare(config: PrepareConfig, progress: Progress | None = None) -> list[Prepared]:
+def prepare(config: PrepareConfig) -> list[Prepared]:
     """Write and verify every split below `config.output`; complete ones are only verified."""
     settings = Settings(config.short_side, config.image_format, config.quality, config.shard_size)
     limit = config.data.max_error_share if config.data.on_error == "skip" else 0.0
@@ -89,7 +102,6 @@ def prepare(config: PrepareConfig, progress: Progress | None = None) -> list[Pre
             settings,
             max_error_share=limit,
             workers=config.workers,
-            progress=progress,
         )
         for split in list_splits(config.data)
     ]
@@ -103,7 +115,6 @@ def prepare_split(
     *,
     max_error_share: float = 0.0,
     workers: int = 0,
-    progress: Progress | None = None,
 ) -> Prepared:
     """Write one source as `split`-000000.tar and so on, and record it in `output`/dataset.json.
 
@@ -122,7 +133,7 @@ def prepare_split(
     # Shuffled once, so that readers that go through a shard in order see all classes.
     order = np.random.default_rng([_ORDER_KEY]).permutation(len(source))[done.end :].tolist()
     results = ordered_map(partial(encode, source, settings), order, workers)
-    images = track(results, progress, f"prepare {split}", len(source), done.end)
+    images = tracked(results, f"prepare {split}", len(source), done.end)
     while done.end < len(source):
         done.shards.append(_write_shard(source, output, settings, done, max_error_share, images))
         _write_journal(journal, identity, done)
@@ -134,6 +145,50 @@ def prepare_split(
     write_text(output / DESCRIPTION, json.dumps(noted, indent=1, ensure_ascii=False) + "\n")
     journal.unlink()
     return done
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """An encoded image, or the reason why there is none."""
+
+    index: int
+    content: bytes = b""
+    suffix: str = ""
+    error: str = ""
+
+
+def encode(source: Source, settings: Settings, index: int) -> Encoded:
+    """Read, shrink and encode one image."""
+    try:
+        content, kind = _encode(source, settings, index)
+    except OSError as error:
+        return Encoded(index, error=str(error))
+    return Encoded(index, content, FORMATS[kind][0])
+
+
+def _encode(source: Source, settings: Settings, index: int) -> tuple[bytes, str]:
+    """Return the encoded image and its format."""
+    stored, name = source.read(index), source.name(index)
+    opened = open_image(stored, source.channels, name)
+    pixels = opened.pixels()  # an unreadable file is found now, not in training
+    short_side = min(opened.height, opened.width)
+    limit = settings.short_side or short_side
+    if isinstance(stored, bytes) and short_side <= limit:
+        with Image.open(io.BytesIO(stored)) as file:  # by the content: names may be wrong
+            kind = str(file.format)
+        if not FORMATS.get(kind):
+            raise UnreadableImageError(f"{name}: the format {kind} cannot be stored in shards.")
+        return stored, kind
+    image = to_image(pixels)
+    if short_side > limit:
+        scale = limit / short_side
+        size = [max(limit, round(side * scale)) for side in image.size]
+        image = image.resize((size[0], size[1]), Image.Resampling.BICUBIC)
+    kind = settings.image_format.upper()
+    options = {"optimize": True} if kind == "PNG" else {"quality": settings.quality}
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue(), kind
 
 
 def _write_shard(

@@ -1,4 +1,4 @@
-"""The report of an evaluation: dataclasses in the shape of report.json."""
+"""The report of an evaluation: dataclasses in the shape of report.json, and their tables."""
 
 import math
 from collections.abc import Mapping, Sequence, Set
@@ -6,13 +6,16 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
-from vision.evaluation.bootstrap import Difference
 from vision.evaluation.configs import HUBS
-from vision.evaluation.model_metrics import ModelMetrics
+from vision.evaluation.evaluate import Speed
+from vision.evaluation.model_metrics import LOWER_IS_BETTER, Difference, ModelMetrics
 from vision.evaluation.neighbours import NeighboursAccuracy
-from vision.evaluation.predictions import Speed
+from vision.terminal import plain
 
 FORMAT = 1
 LONG = frozenset({"settings", "class_names", "classes", "confused", "confusion", "bins"})
@@ -39,6 +42,23 @@ DEFINITIONS = {
     "macs": "multiply-adds of the matrix products of one forward pass of one image",
     "speed": "images per second: in forward passes except the first; and from beginning to end",
 }
+
+
+SHOWN = 5
+"""Number of worst classes and of most confused pairs."""
+
+ROWS = {
+    "top1": "top-1 accuracy",
+    "top5": "top-5 accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "macro_f1": "macro-F1",
+    "loss": "loss (= NLL)",
+    "brier": "Brier score",
+    "ece": "calibration error (ECE)",
+}
+"""Metrics in the order of the tables, with their labels."""
+WORDS = ("model", "metric", "class", "actual", "predicted", "")
+"""Columns that hold words, not numbers."""
 
 
 @dataclass(frozen=True)
@@ -138,3 +158,116 @@ def _plain(value: Any, left_out: Set[str]) -> Any:
     if isinstance(value, Path):
         return str(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def tables(report: Report) -> Group:
+    """The metrics of all models, their differences, the worst classes of each, and notes."""
+    several = len(report.models) > 1
+    parts: list[Text | Table] = [] if several else [plain(_about(report.models[0]), "italic")]
+    parts.append(_summary(report))
+    if several and report.models[1].differences:
+        parts.append(_comparison(report))
+    parts += [table for model in report.models for table in _details(model)]
+    notes = [*report.notes, *(f"written: {_from_here(file)}" for file in report.files)]
+    return Group(*parts, *map(plain, notes))
+
+
+def _about(model: ModelReport) -> str:
+    step = f"step {model.step:,}, " if model.step else ""  # unknown for weights of other projects
+    return f"{model.checkpoint} ({step}{model.weights} weights)"
+
+
+def _from_here(file: Path) -> str:
+    """The path of a file, relative to the current folder if it is below that."""
+    here = Path.cwd()
+    return str(file.relative_to(here) if file.is_relative_to(here) else file)
+
+
+def _summary(report: Report) -> Table:
+    models = report.models
+    table = Table()
+    table.add_column(plain(f"{report.data}, {report.split}: {report.images:,} images"))
+    for model in models:
+        table.add_column(plain(model.name) if len(models) > 1 else "value", justify="right")
+    for key, label in ROWS.items():
+        table.add_row(label, *(_with_interval(model.results, key) for model in models))
+    neighbours = [model.neighbours for model in models if model.neighbours]
+    if neighbours:
+        cells = [f"{found.top1:.4f}" for found in neighbours]
+        table.add_row(f"{neighbours[0].k}-NN accuracy", *cells)
+    scaled = [model.results.calibration.temperature for model in models]
+    if all(scaled):
+        cells = [
+            f"T = {s.temperature:.3f}: {s.before.ece:.4f} → {s.after.ece:.4f}" for s in scaled if s
+        ]
+        table.add_row("ECE after temperature scaling", *cells)
+    table.add_section()
+    table.add_row("parameters", *(f"{model.cost.parameters:,}" for model in models))
+    table.add_row("MACs", *(_macs(model.cost.macs) for model in models))
+    table.add_row("images/s, model alone", *(_number(m.speed.model, ",.0f") for m in models))
+    table.add_row("images/s, with loading", *(_number(m.speed.total, ",.0f") for m in models))
+    captions = []
+    if models[0].results.intervals:
+        captions.append("[ ]: 95 % confidence interval, bootstrap over images")
+    if report.skipped:
+        captions.append(f"{len(report.skipped)} images could not be read and are not counted.")
+    table.caption = plain("\n".join(captions), "table.caption") if captions else None
+    return table
+
+
+def _with_interval(results: ModelMetrics, key: str) -> Text:
+    value = f"{results.metrics[key]:.4f}"
+    if key not in results.intervals:
+        return plain(value)
+    low, high = results.intervals[key]
+    return plain(f"{value} [{low:.4f}, {high:.4f}]")
+
+
+def _comparison(report: Report) -> Table:
+    baseline, *others = report.models
+    numbers = ("difference", "95 % confidence", "better in")
+    table = _titled(f"Difference from {baseline.name}", "model", "metric", *numbers, "")
+    for model in others:
+        for key, found in (model.differences or {}).items():
+            better = (found.value < 0) == (key in LOWER_IS_BETTER)
+            verdict = ("better" if better else "worse") if found.decided else "undecided"
+            table.add_row(
+                plain(model.name),
+                ROWS[key],
+                f"{found.value:+.4f}",
+                f"{found.low:+.4f} to {found.high:+.4f}",
+                f"{found.better:.1%} of draws",
+                verdict,
+            )
+        table.add_section()
+    return table
+
+
+def _details(model: ModelReport) -> list[Table]:
+    """The classes with the lowest recall, and the most confused pairs."""
+    known = [row for row in model.results.classes if row.recall is not None]
+    columns = ("class", "images", "recall", "precision", "F1")
+    worst = _titled(f"{model.name}: worst classes", *columns)
+    for row in sorted(known, key=lambda row: row.recall or 0.0)[:SHOWN]:
+        fractions = [_number(value, ".3f") for value in (row.recall, row.precision, row.f1)]
+        worst.add_row(plain(row.name), f"{row.images:,}", *fractions)
+    pairs = _titled(f"{model.name}: most confused", "actual", "predicted", "images")
+    for pair in model.results.confused[:SHOWN]:
+        pairs.add_row(plain(pair.actual), plain(pair.predicted), f"{pair.images:,}")
+    return [worst, pairs] if model.results.confused else [worst]
+
+
+def _titled(title: str, *columns: str) -> Table:
+    """A table with a title; columns of words are aligned to the left."""
+    table = Table(title=plain(title, "table.title"), title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="left" if column in WORDS else "right")
+    return table
+
+
+def _number(value: float | None, style: str) -> str:
+    return "–" if value is None else format(value, style)
+
+
+def _macs(value: int) -> str:
+    return f"{value / 1e9:.2f} G" if value >= 1e8 else f"{value / 1e6:.2f} M"

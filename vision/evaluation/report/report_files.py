@@ -1,19 +1,47 @@
 """The files of an evaluation: report.json, report.html and the predictions of every image."""
 
+import base64
+import csv
+import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
+from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from PIL import Image
+from torch import Tensor
 
 from vision.config import ConfigError, pair
+from vision.data.images.decode import to_image
+from vision.data.preprocess import input_pixels
 from vision.evaluation.configs import EvalConfig
 from vision.evaluation.evaluated_model import Answers
+from vision.evaluation.metrics import chunks
+from vision.evaluation.model_metrics import confident_mistakes
 from vision.evaluation.report.eval_report import Report
-from vision.evaluation.report.prediction_files import write_predictions
-from vision.evaluation.report.report_page import gallery, page
 from vision.models.configs import AutoModelConfig
+
+SCRIPTS = ("draw.js", "confusion.js", "sections.js", "report.js")
+LARGEST = 192
+"""Longer side of an image on the page, in pixels."""
+SMALL = 64
+"""Images up to this size are stored without loss, because single pixels are visible."""
+TOP = 5
+"""Number of classes whose probabilities are in the table of predictions."""
+
+
+def check_parquet() -> None:
+    """Raise a ConfigError if Parquet files cannot be written."""
+    if find_spec("pyarrow") is None:
+        raise ConfigError(
+            "predictions=parquet needs pyarrow: pip install pyarrow; or use predictions=csv."
+        )
 
 
 def output_folder(config: EvalConfig, checkpoint: Path) -> Path:
@@ -96,3 +124,125 @@ def _unwritable(folder: Path, error: OSError) -> ConfigError:
     return ConfigError(
         f"output: {path} cannot be written: {reason}. Choose output=… or save=false."
     )
+
+
+def page(report: Mapping[str, Any], galleries: Sequence[Sequence[Mapping[str, Any]]]) -> str:
+    """The page of a report (from `Report.as_dict`) with a gallery for each of its models."""
+    static = files("vision.evaluation.report") / "static"
+    scripts = "\n".join((static / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    shown = {key: value for key, value in report.items() if key not in ("files", "settings")}
+    payload = json.dumps({"report": shown, "galleries": galleries}, separators=(",", ":"))
+    # Within a script element a browser interprets only "</script" and "<!--".
+    payload = payload.replace("<", "\\u003c")
+    style = (static / "report.css").read_text(encoding="utf-8")
+    text = (static / "report.html").read_text(encoding="utf-8")
+    # The data comes last, because names of classes may look like a mark.
+    for mark, part in (("/*STYLE*/", style), ("/*SCRIPT*/", scripts), ("/*DATA*/", payload)):
+        text = text.replace(mark, part, 1)
+    return text
+
+
+def gallery(answers: Answers, most: int, max_pixels: int) -> list[dict[str, Any]]:
+    """The most confident mistakes, with the images as the model saw them."""
+    source, preprocess = answers.model.source, answers.model.preprocess
+    entries = []
+    for mistake in confident_mistakes(answers.predictions.logits, answers.labels, most):
+        index = int(answers.predictions.ids[mistake.row])
+        name = source.name(index)
+        image = to_image(input_pixels(source.read(index), name, preprocess, max_pixels))
+        entries.append({"name": name, **asdict(mistake), "image": data_url(image)})
+    return entries
+
+
+def data_url(image: Image.Image) -> str:
+    """An image as a data: URL."""
+    image = image.copy()
+    image.thumbnail((LARGEST, LARGEST), Image.Resampling.LANCZOS)
+    kind = "PNG" if max(image.size) <= SMALL else "JPEG"
+    buffer = io.BytesIO()
+    image.save(buffer, kind, quality=88)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def write_predictions(path: Path, answers: Answers, probabilities: Literal["top5", "all"]) -> None:
+    """Write a row for every image, as CSV or Parquet by the suffix of the path.
+
+    Columns: sample (its index in the split), name, label, predicted, correct, loss,
+    label_probability; top1 … top5 and probability1 … probability5; with "all" a column "p(class)"
+    for every class.
+    """
+    parts = _columns(answers, probabilities)
+    if path.suffix == ".parquet":
+        _write_parquet(path, parts)
+        return
+    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        writer = csv.writer(file)
+        for number, columns in enumerate(parts):
+            if number == 0:
+                writer.writerow(columns)
+            writer.writerows(zip(*columns.values(), strict=True))
+
+
+def _columns(
+    answers: Answers, probabilities: Literal["top5", "all"]
+) -> Iterator[dict[str, list[Any]]]:
+    """The columns of the table, some thousand rows at a time."""
+    classes, ids = answers.model.classes, answers.predictions.ids.tolist()
+    top = min(TOP, len(classes))
+    for logits, labels in chunks(answers.predictions.logits, answers.labels):
+        samples, ids = ids[: len(labels)], ids[len(labels) :]
+        logs = logits.log_softmax(1)
+        own_logs = logs.gather(1, labels[:, None])[:, 0]
+        # A stable sort puts the first of equally probable classes first, as argmax does.
+        order = logs.argsort(dim=1, descending=True, stable=True)[:, :top]
+        best = logs.gather(1, order).exp()
+        predicted = logits.argmax(1)
+        columns: dict[str, list[Any]] = {
+            "sample": samples,
+            "name": [answers.model.source.name(sample) for sample in samples],
+            "label": [classes[i] for i in labels.tolist()],
+            "predicted": [classes[i] for i in predicted.tolist()],
+            "correct": (predicted == labels).tolist(),
+            "loss": _rounded(-own_logs),
+            "label_probability": _rounded(own_logs.exp()),
+        }
+        for rank in range(top):
+            columns[f"top{rank + 1}"] = [classes[i] for i in order[:, rank].tolist()]
+        for rank in range(top):
+            columns[f"probability{rank + 1}"] = _rounded(best[:, rank])
+        if probabilities == "all":
+            for name, values in zip(_column_names(classes), logs.exp().T, strict=True):
+                columns[name] = _rounded(values)
+        yield columns
+
+
+def _column_names(classes: Sequence[str]) -> list[str]:
+    """The column of every class; classes of the same name are numbered."""
+    return [
+        f"p({name})" if classes.count(name) == 1 else f"p({name} #{i})"
+        for i, name in enumerate(classes)
+    ]
+
+
+def _rounded(numbers: Tensor) -> list[float]:
+    """Numbers with the nine digits that identify a float32."""
+    return [float(f"{number:.9g}") for number in numbers.to(torch.float32).tolist()]
+
+
+def _write_parquet(path: Path, parts: Iterator[dict[str, list[Any]]]) -> None:
+    import pyarrow  # type: ignore[import-untyped]
+    from pyarrow import parquet
+
+    writer = None
+    try:
+        for columns in parts:
+            # File names may contain bytes that are not valid text; Parquet requires text.
+            columns["name"] = [
+                name.encode("utf-8", "backslashreplace").decode() for name in columns["name"]
+            ]
+            table = pyarrow.table(columns)
+            writer = writer or parquet.ParquetWriter(path, table.schema)
+            writer.write_table(table)
+    finally:
+        if writer is not None:
+            writer.close()

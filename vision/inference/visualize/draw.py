@@ -6,8 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from vision.config import ConfigError
-from vision.data.images.augment import to_image
-from vision.data.images.decode import Pixels
+from vision.data.images.decode import Pixels, to_image
 from vision.inference.load import Loaded
 from vision.inference.visualize.configs import VisualizeConfig
 from vision.inference.visualize.images import Item

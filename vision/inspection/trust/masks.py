@@ -9,7 +9,7 @@ import numpy as np
 
 from vision.config import ConfigError
 from vision.data.images.decode import Pixels, decode, open_image
-from vision.data.images.transforms import evaluation_pixels
+from vision.data.preprocess import input_pixels
 from vision.data.sources.shapes import Scene, two_objects
 from vision.inspection.explain import Subject, shown_pixels
 from vision.inspection.trust.localization import Mask
@@ -40,8 +40,7 @@ class Pair:
 def shown_mask(subject: Subject, mask: Mask, name: str) -> Mask:
     """A mask resized and cropped like the image for the model."""
     preprocess = replace(subject.preprocess, channels=1, interpolation="nearest")
-    image = open_image(mask.astype(np.uint8)[..., None] * 255, 1, name)
-    return evaluation_pixels(image, preprocess)[..., 0] > 127
+    return input_pixels(mask.astype(np.uint8)[..., None] * 255, name, preprocess)[..., 0] > 127
 
 
 def mask_file(folder: Path, image: Path) -> Path:

@@ -16,7 +16,7 @@ from rich.table import Column
 from rich.text import Text
 
 from vision.config import ConfigError
-from vision.data.preprocess import NAMES, Preprocess
+from vision.data.preprocess import NAMES
 from vision.data.sources.subsets import imbalance
 from vision.terminal import plain
 from vision.training.configs import TrainConfig
@@ -197,7 +197,7 @@ def _summary(job: "TrainingJob") -> dict[str, str]:
         "model": f"{job.start.config.kind}, {parameters:,} parameters{part}",
         "data": f"{config.data.kind}, {len(train):,} + {len(val):,} images of "
         f"{height} × {width}, {len(train.classes)} classes",
-        "preprocess": _preprocess(job.data.preprocess),
+        "preprocess": str(job.data.preprocess),
         "batch": f"{config.batch_size} = {job.micro_batch} per device × {world.size} device"
         f"{'s' if world.size > 1 else ''} × {job.order.accumulation} accumulated",
         "learning rate": f"{schedule.peak:g}{scaling}, {config.optimizer.name}",
@@ -205,19 +205,6 @@ def _summary(job: "TrainingJob") -> dict[str, str]:
         "precision": f"{config.precision} on {world.device.type}",
         "run": f"{job.run.folder}" + (f", from step {job.state.step}" if job.state.step else ""),
     }
-
-
-def _preprocess(preprocess: Preprocess) -> str:
-    """The values of the preprocessing, grouped by where they come from."""
-    by_origin: dict[str, list[str]] = {}
-    for name, origin in preprocess.origin.items():
-        value = getattr(preprocess, name)
-        if not isinstance(value, str):
-            numbers = value if isinstance(value, tuple) else (value,)
-            separator = " × " if name == "image_size" else ", "
-            value = separator.join(f"{number:.4g}" for number in numbers)
-        by_origin.setdefault(origin, []).append(f"{name.replace('_', ' ')} {value}")
-    return "; ".join(f"{', '.join(values)} (from {who})" for who, values in by_origin.items())
 
 
 def _warnings(job: "TrainingJob") -> Iterator[str]:

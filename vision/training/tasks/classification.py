@@ -8,9 +8,8 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from vision.config import ConfigError
-from vision.data.batches import evaluation_batches, training_batches
+from vision.data.batches import Batch, evaluation_batches, training_batches
 from vision.data.images.mixing import mix_batch
-from vision.data.loader import Batch
 from vision.data.order import BatchOrder
 from vision.data.preprocess import normalizer
 from vision.data.tools.contact_sheet import contact_sheet

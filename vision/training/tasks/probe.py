@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -29,7 +29,7 @@ from vision.data.order import BatchOrder, BatchRequest, evaluation_requests, tra
 from vision.data.preprocess import Preprocess, normalizer
 from vision.data.sources.source import Source
 from vision.evaluation.evaluate import evaluation_mode
-from vision.evaluation.metrics import empty_tally, results, update
+from vision.evaluation.metrics import add_batch, empty_sums, results
 from vision.files import replacing, write_all
 from vision.models.build import autocast
 from vision.models.layers import Classifier, static_bias
@@ -99,14 +99,15 @@ class Probe(Task[FeatureBatch]):
     def evaluate(self, batch_size: int) -> dict[str, float]:
         """The metrics of `vision.evaluation.metrics`."""
         device, world = self.world.device, self.world
-        tally = empty_tally(self.classes, device)
+        sums = empty_sums(self.classes, device)
         requests = evaluation_requests(len(self.data.val), batch_size, world.rank, world.size)
         with evaluation_mode(self.module), torch.no_grad():
             for batch in (self._batch("val", request) for request in requests):
                 with autocast(self.config.precision, device):
                     logits = self.module(batch.features.to(device))
-                tally = update(tally, logits, batch.labels.to(device), batch.ids.to(device) >= 0)
-        return results(replace(tally, sums=world.sum(tally.sums)))
+                valid = batch.ids.to(device) >= 0
+                sums = add_batch(sums, logits, batch.labels.to(device), valid)
+        return results(world.sum(sums))
 
     def trial_batch(self, size: int) -> None:
         """None: a head needs hardly any memory."""

@@ -13,9 +13,8 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 from PIL.Image import Image
 from torch import Tensor, nn
 
-from vision.data.batches import build_loader
+from vision.data.batches import Batch, Loader, build_loader
 from vision.data.configs import AugmentConfig
-from vision.data.loader import Batch, Loader
 from vision.data.order import BatchOrder, evaluation_requests
 from vision.data.preprocess import Preprocess
 from vision.data.sources.source import Source

@@ -7,9 +7,8 @@ from torchvision.transforms import v2
 
 from vision.config import ConfigError
 from vision.data.images.decode import open_image
-from vision.data.images.transforms import evaluation_pixels
-from vision.data.preprocess import Preprocess
-from vision.evaluation.views import average, preprocess_for_views, views
+from vision.data.preprocess import Preprocess, evaluation_pixels
+from vision.evaluation.evaluate import average, preprocess_for_views, views
 
 NUMBER_OF_VIEWS = {"none": 1, "flip": 2, "five_crop": 5, "ten_crop": 10}
 

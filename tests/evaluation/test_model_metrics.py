@@ -7,9 +7,15 @@ from scipy import stats
 from sklearn import metrics as sklearn_metrics
 from torch import Tensor
 
-from vision.evaluation.bootstrap import difference, interval, resample
 from vision.evaluation.metrics import score_images
-from vision.evaluation.model_metrics import ModelMetrics, compare, compute_metrics
+from vision.evaluation.model_metrics import (
+    ModelMetrics,
+    compare,
+    compute_metrics,
+    difference,
+    interval,
+    resample,
+)
 
 
 def data(samples: int, classes: int, gain: float, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -9,14 +9,15 @@ from PIL import Image
 from timm.data import auto_augment as timm_source
 from torchvision.transforms import v2
 
-from vision.data.images import randaugment
-from vision.data.images.augment import apply_policy, three_augment
-from vision.data.images.policy import RandAugment, parse_policy
-from vision.data.images.randaugment import (
+from vision.data.configs import RandAugment, parse_policy
+from vision.data.images import policies
+from vision.data.images.policies import (
     BIG_VISION_OPERATIONS,
     TIMM_OPERATIONS,
+    apply_policy,
     big_vision_operation,
     big_vision_rand_augment,
+    three_augment,
     timm_operation,
     timm_rand_augment,
 )
@@ -104,7 +105,7 @@ def test_timm_flavour_draws_operations_magnitudes_and_signs_like_timm(
         calls.append((name, strength, sign))
         return image
 
-    monkeypatch.setattr(randaugment, "timm_operation", record)
+    monkeypatch.setattr(policies, "timm_operation", record)
     settings = parse_policy("timm:rand-m9-mstd0.5-inc1")
     assert isinstance(settings, RandAugment)
     random = np.random.default_rng(0)
@@ -252,8 +253,8 @@ def test_big_vision_flavour_always_applies_sixteen_operations_equally_often(
         assert 0 <= center[1] < image.width
         return record(image, "cutout")
 
-    monkeypatch.setattr(randaugment, "big_vision_operation", record)
-    monkeypatch.setattr(randaugment, "_cutout", record_cutout)
+    monkeypatch.setattr(policies, "big_vision_operation", record)
+    monkeypatch.setattr(policies, "_cutout", record_cutout)
     random = np.random.default_rng(0)
     for _ in range(4000):
         big_vision_rand_augment(image, RandAugment("big_vision"), random)
@@ -264,7 +265,7 @@ def test_big_vision_flavour_always_applies_sixteen_operations_equally_often(
 
 def test_big_vision_cutout_is_a_grey_square_cut_at_the_edges() -> None:
     white = Image.new("RGB", (100, 90), "white")
-    cut = np.asarray(randaugment._cutout(white, (30, 95), 20))
+    cut = np.asarray(policies._cutout(white, (30, 95), 20))
     expected = np.full((90, 100, 3), 255)
     expected[10:50, 75:] = 128
     assert np.array_equal(cut, expected)

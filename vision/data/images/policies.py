@@ -1,20 +1,22 @@
-"""RandAugment (Cubuk et al., 2020) as timm and as big_vision define it; torchvision has a class.
+"""Augmentation policies: those of torchvision, three_augment, and RandAugment (Cubuk et al., 2020)
+as timm and as big_vision define it.
 
-Random draws are made here, as a function of (seed, sample). The operations on pixels are timm's,
-except for those that big_vision defines differently. They act on Pillow images ("RGB" or "L"). In
-both forms a magnitude of 10 is a strong change.
+Random draws of RandAugment are made here, as a function of (seed, sample). The operations on pixels
+are timm's, except for those that big_vision defines differently. They act on Pillow images ("RGB"
+or "L"). In both forms a magnitude of 10 is a strong change.
 """
 
 import math
 from collections.abc import Callable
 from functools import cache
+from types import ModuleType
 from typing import Literal, cast
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFilter, ImageOps
 
-from vision.data.configs import Interpolation
-from vision.data.images.policy import RandAugment
+from vision.data.configs import Interpolation, RandAugment, parse_policy
+from vision.randomness import torch_seeded
 
 _SHARED_OPERATIONS = (
     "auto_contrast",
@@ -45,6 +47,74 @@ _RESAMPLING = {
     "lanczos": Image.Resampling.BICUBIC,
 }
 _GREY = (128, 128, 128)
+
+
+def apply_policy(
+    image: Image.Image,
+    policy: str,
+    mean: tuple[float, ...],
+    interpolation: Interpolation | None,
+    random: np.random.Generator,
+) -> Image.Image:
+    """Apply a policy of `AugmentConfig`. Without `interpolation` each operation draws its own."""
+    match parse_policy(policy):
+        case RandAugment(flavour="timm") as settings:
+            return timm_rand_augment(image, settings, mean, interpolation, random)
+        case RandAugment(flavour="big_vision") as settings:
+            return big_vision_rand_augment(image, settings, random)
+        case "three_augment":
+            return three_augment(image, random)
+        case _:
+            with torch_seeded(random):
+                return _torchvision_policy(policy)(image)
+
+
+def import_policy(policy: str) -> None:
+    """Import the library that a policy needs, if any, for worker processes to inherit."""
+    match parse_policy(policy):
+        case RandAugment(flavour="timm" | "big_vision"):
+            timm_function("invert")
+        case "none" | "three_augment":
+            pass
+        case _:
+            _torchvision_policy(policy)
+
+
+@cache
+def _torchvision_policy(policy: str) -> Callable[[Image.Image], Image.Image]:
+    """Return a transform of torchvision, as its reference training uses it."""
+    v2 = torchvision_transforms()
+    match parse_policy(policy):
+        case RandAugment(flavour="torchvision", layers=layers, magnitude=magnitude):
+            transform = v2.RandAugment(num_ops=layers, magnitude=magnitude)
+        case "auto_augment":
+            transform = v2.AutoAugment(v2.AutoAugmentPolicy.IMAGENET)
+        case "trivial_augment":
+            transform = v2.TrivialAugmentWide()
+        case "augmix":
+            transform = v2.AugMix()
+        case other:
+            raise AssertionError(other)
+    return cast(Callable[[Image.Image], Image.Image], transform)
+
+
+def three_augment(image: Image.Image, random: np.random.Generator) -> Image.Image:
+    """Convert to greyscale, solarise or blur, with equal probability (DeiT III, section 3.2)."""
+    match int(random.integers(3)):
+        case 0:
+            return image.convert("L").convert(image.mode)
+        case 1:
+            return ImageOps.solarize(image, threshold=128)
+        case _:
+            return image.filter(ImageFilter.GaussianBlur(random.uniform(0.1, 2.0)))
+
+
+def torchvision_transforms() -> ModuleType:
+    """Import torchvision only if used: it takes as long as torch, in every spawned worker."""
+    from torchvision.transforms import v2  # type: ignore[import-untyped]
+
+    module: ModuleType = v2
+    return module
 
 
 @cache

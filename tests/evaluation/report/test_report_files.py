@@ -14,17 +14,17 @@ import pytest
 import torch
 from PIL import Image
 
+from vision.evaluation.evaluate import Speed
 from vision.evaluation.model_metrics import compare, compute_metrics, confident_mistakes
 from vision.evaluation.neighbours import NeighboursAccuracy
-from vision.evaluation.predictions import Speed
 from vision.evaluation.report.eval_report import (
     Cost,
     ModelReport,
     Report,
     short_names,
+    tables,
 )
-from vision.evaluation.report.report_page import data_url, page
-from vision.evaluation.report.tables import tables
+from vision.evaluation.report.report_files import data_url, page
 from vision.terminal import print_wide
 
 HOSTILE = '</script><img src=x onerror="document.title=1">'

@@ -18,11 +18,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vision.data.batches import evaluation_batches, training_batches
+from vision.data.batches import (
+    Batch,
+    Loader,
+    Pipeline,
+    evaluation_batches,
+    resolve_workers,
+    training_batches,
+)
+from vision.data.images.augment import training_pixels
 from vision.data.images.decode import UnreadableImageError, open_image
-from vision.data.images.transforms import evaluation_pixels, training_pixels
-from vision.data.loader import Batch, Loader, Pipeline, resolve_workers
 from vision.data.order import BatchOrder, epoch_length
+from vision.data.preprocess import evaluation_pixels
 from vision.data.sources.source import Source, StoredImage
 from vision.randomness import generator
 
@@ -73,13 +80,14 @@ def make_loader(
     **config: Any,
 ) -> Loader:
     pipeline = Pipeline(
+        source,
         preprocess(8),
         None if augmentation is None else augment(augmentation),
         seed=7,
         max_pixels=10_000,
         on_error=on_error,  # type: ignore[arg-type]
     )
-    return Loader(source, pipeline, loader_config(**config), workers, max_error_share)
+    return Loader(pipeline, loader_config(**config), workers, max_error_share)
 
 
 def content(batches: Iterator[Batch]) -> list[tuple[Any, ...]]:
@@ -251,7 +259,7 @@ def test_too_many_unreadable_images_stop_the_run() -> None:
 
 
 KILL = """
-import os, signal, test_loader as t
+import os, signal, test_batches as t
 class Killed(t.Memory):
     def read(self, index):
         if index == 11:

@@ -1,4 +1,4 @@
-"""Resizing and evaluation against torchvision and Pillow; statistics against the textbook."""
+"""Views for training against torchvision and Pillow; statistics against the textbook."""
 
 import io
 import math
@@ -8,86 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from augment_settings import CONFIGS, augment, preprocess
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from augment_settings import CONFIGS, augment, noise, opened, preprocess
 from PIL import Image
 from torchvision.transforms import v2
 
+from vision.data import preprocess as preprocess_module
 from vision.data.images import augment as augment_module
-from vision.data.images import transforms
-from vision.data.images.augment import color_jitter, erase
-from vision.data.images.decode import OpenImage, open_image
-from vision.data.images.transforms import (
-    evaluation_pixels,
+from vision.data.images.augment import (
+    color_jitter,
+    erase,
     random_resized_crop_box,
-    resize,
     training_pixels,
 )
+from vision.data.images.decode import open_image
+from vision.data.preprocess import resize
 from vision.randomness import generator
-
-
-def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> np.ndarray:
-    random = np.random.default_rng(seed)
-    return random.integers(0, 256, (height, width, channels), dtype=np.uint8)
-
-
-def opened(height: int, width: int, channels: int = 3, seed: int = 0) -> OpenImage:
-    return open_image(noise(height, width, channels, seed), channels, "noise")
-
-
-# Resizing and evaluation ------------------------------------------------------------------------
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    size=st.tuples(st.integers(1, 90), st.integers(1, 90)),
-    target=st.tuples(st.integers(1, 90), st.integers(1, 90)),
-    interpolation=st.sampled_from(["bilinear", "bicubic", "lanczos"]),
-    channels=st.sampled_from([1, 3]),
-)
-def test_resize_any_size_equals_pillow_within_two(
-    size: tuple[int, int], target: tuple[int, int], interpolation: str, channels: int
-) -> None:
-    pixels = noise(*size, channels)
-    image = Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
-    expected = np.asarray(image.resize(target[::-1], Image.Resampling[interpolation.upper()]))
-    result = resize(pixels, target, interpolation)  # type: ignore[arg-type]
-    assert result.dtype == np.uint8
-    assert result.shape == (*target, channels)
-    gap = np.abs(result.astype(int) - expected.reshape(result.shape))
-    assert gap.max() <= 2
-    assert gap.mean() <= 0.1 or gap.size < 100
-
-
-@pytest.mark.parametrize("size", [(50, 70), (70, 50), (64, 64), (20, 33), (31, 400)])
-@pytest.mark.parametrize("crop_ratio", [0.875, 0.9, 1.0])
-@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_evaluation_of_square_size_equals_torchvision_within_two(
-    size: tuple[int, int], crop_ratio: float, interpolation: str
-) -> None:
-    settings = preprocess(48, crop_ratio=crop_ratio, interpolation=interpolation)
-    reference = v2.Compose(
-        [
-            v2.Resize(math.floor(48 / crop_ratio), v2.InterpolationMode(interpolation)),
-            v2.CenterCrop(48),
-        ]
-    )
-    expected = np.asarray(reference(Image.fromarray(noise(*size)))).astype(int)
-    gap = np.abs(evaluation_pixels(opened(*size), settings) - expected)
-    assert gap.max() <= 2
-    assert gap.mean() <= 0.1
-
-
-@pytest.mark.parametrize("size", [(50, 70), (70, 50), (9, 200), (200, 9)])
-def test_evaluation_of_rectangular_size_covers_it_and_keeps_shapes(size: tuple[int, int]) -> None:
-    settings = preprocess((24, 60), crop_ratio=1.0, interpolation="bilinear")
-    scale = max(24 / size[0], 60 / size[1])
-    covering = (max(24, int(size[0] * scale)), max(60, int(size[1] * scale)))
-    image = Image.fromarray(noise(*size)).resize(covering[::-1], Image.Resampling.BILINEAR)
-    top, left = round((covering[0] - 24) / 2), round((covering[1] - 60) / 2)
-    expected = np.asarray(image).astype(int)[top : top + 24, left : left + 60]
-    assert np.abs(evaluation_pixels(opened(*size), settings) - expected).max() <= 1
 
 
 @pytest.mark.parametrize("name", ["none", "light", "inception"])
@@ -101,7 +36,8 @@ def test_image_of_extreme_shape_gives_its_middle_without_growing(
         sizes.append(target)
         return resize(pixels, target, interpolation)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(transforms, "resize", record)
+    for module in (preprocess_module, augment_module):
+        monkeypatch.setattr(module, "resize", record)
     band = np.zeros((*size, 3), np.uint8)
     long = max(size)
     middle = slice(long // 4, -(-3 * long // 4))

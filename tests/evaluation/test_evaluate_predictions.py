@@ -14,8 +14,8 @@ from vision.config import ConfigError, parse
 from vision.data.batches import evaluation_batches
 from vision.data.preprocess import normalizer
 from vision.data.sources.source import Source
-from vision.evaluation.classes import match_classes
-from vision.evaluation.predictions import Predictions, predict
+from vision.evaluation.evaluate import Predictions, predict
+from vision.evaluation.evaluated_model import match_classes
 from vision.models.build import build_model
 from vision.models.configs import TimmConfig
 

@@ -1,0 +1,44 @@
+"""Settings of `vision data` and `vision prepare`, without torch."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from vision.config import Config, Count, PositiveInt
+from vision.data.configs import AugmentConfig, DataConfig, LoaderConfig, PreprocessConfig
+
+
+class PrepareConfig(Config):
+    """Settings of `vision prepare`, which writes a data set as tar shards of smaller images."""
+
+    data: DataConfig
+    output: Path
+    short_side: PositiveInt | None
+    """Largest short side; larger images are shrunk to it. null: keep every file unchanged."""
+    image_format: Literal["jpeg", "webp", "png"]
+    """Format of images that are shrunk, or that are not files."""
+    quality: Annotated[int, Field(ge=1, le=100)]
+    """Quality of JPEG and WebP."""
+    shard_size: Annotated[int, Field(ge=1)]
+    """Size of a shard in megabytes (10⁶ bytes)."""
+    workers: Count
+    """Number of processes that read and encode; 0: the main process."""
+
+
+class DataCommandConfig(Config):
+    """Settings of `vision data`: show training images as the model sees them, or check all."""
+
+    data: DataConfig
+    augment: AugmentConfig
+    preprocess: PreprocessConfig
+    loader: LoaderConfig
+    seed: Count
+    count: PositiveInt
+    """Number of images shown."""
+    output: Path
+    """Image file to write."""
+    check: bool
+    """Instead, read every image once and report counts, sizes, unreadable files and duplicates."""
+    format: Literal["table", "json"]
+    """Format of the report."""
