@@ -21,7 +21,7 @@ from vision.data.images.transforms import evaluation_pixels
 from vision.data.preprocess import Preprocess, normalizer
 from vision.data.sources.source import StoredImage
 from vision.inspection.capture.capture import Passes
-from vision.inspection.capture.recording import Captured
+from vision.inspection.capture.captured import Captured
 from vision.inspection.methods.attribution import Maps, Query, attribute, methods_of
 from vision.inspection.methods.spec import MethodChoice, parse_method
 

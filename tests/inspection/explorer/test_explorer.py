@@ -20,7 +20,7 @@ from PIL import Image
 from torch import nn
 
 from vision.inspection.capture.capture import Passes, capture
-from vision.inspection.capture.recording import CaptureError
+from vision.inspection.capture.captured import CaptureError
 from vision.inspection.explorer.encoding import RowEncoder
 from vision.inspection.explorer.gather import gather
 from vision.inspection.explorer.pack import LADDER, pack

@@ -14,7 +14,7 @@ from inspected_models import built
 from PIL import Image
 
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.recording import Captured
+from vision.inspection.capture.captured import Captured
 from vision.inspection.explain import available_methods
 from vision.inspection.explorer.pack import LADDER
 from vision.inspection.explorer.page import PAGE_METHODS, write_page

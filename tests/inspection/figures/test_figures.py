@@ -14,7 +14,7 @@ from PIL import Image
 
 from vision.config import ConfigError
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.recording import Captured
+from vision.inspection.capture.captured import Captured
 from vision.inspection.explain import ALL, as_batch, available_methods, explain
 from vision.inspection.figures.diagnostics import diagnostics, gather_heads, heads_figure
 from vision.inspection.figures.drawing import Drawing, Style, colour_limit
@@ -150,7 +150,7 @@ def test_heads_sheet_has_every_head_of_every_layer(name: str) -> None:
     drawing = heads_sheet(captured, pixels[0], style=SMALL)
     for layer in captured.layers:
         values = drawing.numbers[f"layer{layer.number}"]
-        assert len(values) == len(layer.heads)
+        assert len(values) == layer.weights.shape[layer.head_axis]
         mean = attribute(captured, None, "attention", layer=layer.number, head=1)
         expected = mean.values[0] * layer.layout.tokens
         assert torch.allclose(torch.from_numpy(values[1]), expected, atol=1e-4)

@@ -6,7 +6,7 @@ from inspected_models import built, dense, merge_matrix, rows_normal
 from torch import Tensor
 
 from vision.inspection.capture.capture import capture, logits_of
-from vision.inspection.capture.recording import Captured, LayerAttention
+from vision.inspection.capture.captured import Captured, LayerAttention
 from vision.inspection.methods.gradients import (
     attention_gradcam,
     chefer,

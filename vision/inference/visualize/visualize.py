@@ -17,7 +17,7 @@ from vision.inference.visualize.configs import VisualizeConfig, inches
 from vision.inference.visualize.draw import View, VisualizedModel, draw_figure, draw_page
 from vision.inference.visualize.images import Item, items_of_data, items_of_files, some
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.recording import Captured, CaptureError
+from vision.inspection.capture.captured import Captured, CaptureError
 from vision.inspection.explain import (
     ALL,
     as_batch,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from vision.inspection.capture.capture import Passes
-from vision.inspection.capture.recording import Captured
+from vision.inspection.capture.captured import Captured
 from vision.inspection.explain import (
     ClassProbability,
     available_methods,

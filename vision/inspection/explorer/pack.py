@@ -11,8 +11,7 @@ import numpy as np
 from einops import rearrange
 from torch import Tensor
 
-from vision.inspection.capture.layout import Layout
-from vision.inspection.capture.recording import Captured, Fusion, LayerAttention, fuse
+from vision.inspection.capture.captured import Captured, Fusion, LayerAttention, Layout, fuse
 from vision.inspection.explorer.encoding import Numbers, RowEncoder, as_array
 from vision.inspection.explorer.gather import PageClass, PageContent
 

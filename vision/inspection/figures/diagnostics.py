@@ -11,7 +11,7 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
 
-from vision.inspection.capture.recording import Captured
+from vision.inspection.capture.captured import Captured
 from vision.inspection.figures.captions import Caption
 from vision.inspection.figures.drawing import (
     ACCENT,

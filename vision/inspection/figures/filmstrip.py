@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from vision.data.images.decode import Pixels
-from vision.inspection.capture.recording import Captured
+from vision.inspection.capture.captured import Captured
 from vision.inspection.explain import Explanation
 from vision.inspection.figures.captions import Caption, method_line, method_lines
 from vision.inspection.figures.drawing import (

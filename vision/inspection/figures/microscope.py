@@ -6,8 +6,7 @@ from matplotlib.patches import Rectangle
 
 from vision.config import ConfigError
 from vision.data.images.decode import Pixels
-from vision.inspection.capture.layout import Cell
-from vision.inspection.capture.recording import Captured, LayerAttention
+from vision.inspection.capture.captured import Captured, Cell, LayerAttention
 from vision.inspection.figures.captions import Caption, method_line
 from vision.inspection.figures.drawing import (
     SCREEN,

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from vision.inspection.capture.anatomy import anatomy_of, has_head
 from vision.inspection.capture.capture import Targets, capture, chosen_classes
-from vision.inspection.capture.layout import Layout, Place
-from vision.inspection.capture.recording import Captured, LayerAttention
+from vision.inspection.capture.captured import Captured, LayerAttention, Layout, Place
 from vision.inspection.methods.gradients import (
     attention_gradcam,
     chefer,
@@ -216,15 +215,13 @@ def _targets(
 
 
 def _matrix(layer: LayerAttention, head: Any) -> Tensor:
-    """One head of a layer, by its number in the model, or all of them fused."""
+    """One head of a layer, by its number, or all of them fused."""
     if isinstance(head, str):
         return fused(layer, head)  # type: ignore[arg-type]
-    whole = layer.heads == tuple(range(len(layer.heads)))
-    number = head + len(layer.heads) if head < 0 and whole else head  # from the end, where known
-    if number not in layer.heads:
-        raise ValueError(f"There is no captured head {head} in {layer.name}: {list(layer.heads)}.")
-    matrix = layer.weights.select(layer.head_axis, layer.heads.index(number))
-    return without_padding(matrix, layer.layout)
+    heads = 0 if layer.reduced else layer.weights.shape[layer.head_axis]
+    if not -heads <= head < heads:
+        raise ValueError(f"There is no head {head}: {heads} heads of {layer.name} were captured.")
+    return without_padding(layer.weights.select(layer.head_axis, head), layer.layout)
 
 
 def _uniform(

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vision.inspection.capture.recording import Captured, LayerAttention
+from vision.inspection.capture.captured import Captured, LayerAttention
 from vision.inspection.methods.rollout import (
     Residual,
     attention_share,

@@ -15,8 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vision.inspection.capture.layout import Layout, Place
-from vision.inspection.capture.recording import Captured, Fusion, LayerAttention, fuse
+from vision.inspection.capture.captured import Captured, Fusion, LayerAttention, Layout, Place, fuse
 from vision.models.layers import ceil_div
 
 Residual = float | Literal["measured"]

@@ -9,7 +9,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from vision.inspection.capture.recording import Captured, CaptureError
+from vision.inspection.capture.captured import Captured, CaptureError
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from vision.inspection.capture.layout import Layout
-from vision.inspection.capture.recording import Captured, LayerAttention
+from vision.inspection.capture.captured import Captured, LayerAttention, Layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +21,6 @@ class HeadStatistics:
     """Statistics of one layer, each (b h): means over the querying cells."""
 
     name: str
-    heads: tuple[int, ...]
     distance: Tensor
     """Pixels between the centres of querying and attended cell; weights over cells sum to 1."""
     entropy: Tensor
@@ -70,7 +68,6 @@ def _statistics(layer: LayerAttention) -> HeadStatistics:
 
     return HeadStatistics(
         layer.name,
-        layer.heads,
         distance=mean((share * distance).sum(dim=-1)),
         entropy=mean(entropy),
         prefix_mass=mean(on_prefix.sum(dim=-1)),
@@ -121,11 +118,9 @@ def _divergence(layer: LayerAttention, bias: Tensor | None) -> Tensor:
         if layout.index is None:
             return rows[:, :, len(layout.prefix) :].mean(dim=-1)
     else:
-        if not layer.heads:
+        if layer.reduced:
             raise ValueError("Heads that were fused have no bias of their own: leave out reduce.")
-        scores = _by_pair(bias.float(), layout)[list(layer.heads)].expand(
-            len(layout.index), -1, -1, -1
-        )
+        scores = _by_pair(bias.float(), layout).expand(len(layout.index), -1, -1, -1)
         if layout.allowed is not None:
             scores = scores.masked_fill(~layout.allowed[:, None], -torch.inf)
             weights = weights.masked_fill(~layout.allowed[:, None], 0)

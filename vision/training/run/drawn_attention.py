@@ -16,7 +16,7 @@ from vision.config import ConfigError
 from vision.data.preprocess import Preprocess, normalizer
 from vision.files import replacing, write_all
 from vision.inspection.capture.capture import Passes, capture
-from vision.inspection.capture.recording import CaptureError
+from vision.inspection.capture.captured import CaptureError
 from vision.inspection.explain import explain
 from vision.inspection.figures.diagnostics import Heads, gather_heads, heads_figure
 from vision.inspection.figures.drawing import Drawing
