@@ -27,7 +27,7 @@ from vision.cli.composition import compose
 from vision.config import parse
 from vision.inspection.capture.capture import capture
 from vision.inspection.explorer.page import write_page
-from vision.inspection.methods.gradients import token_gradcam
+from vision.inspection.methods.layer_maps import token_gradcam
 from vision.inspection.methods.rollout import rollout, seed_of
 from vision.models.build import build_model
 from vision.models.configs import ModelConfig

@@ -22,7 +22,8 @@ from vision.data.preprocess import Preprocess, normalizer
 from vision.data.sources.source import StoredImage
 from vision.inspection.capture.capture import Passes
 from vision.inspection.capture.captured import Captured
-from vision.inspection.methods.attribution import Maps, Query, attribute, methods_of
+from vision.inspection.methods.attribution import Maps, attribute, methods_of
+from vision.inspection.methods.rollout import Query
 from vision.inspection.methods.spec import MethodChoice, parse_method
 
 Numbers = NDArray[np.floating[Any]]

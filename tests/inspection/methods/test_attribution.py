@@ -15,10 +15,9 @@ from vision.inspection.capture.capture import capture
 from vision.inspection.capture.captured import CaptureError
 from vision.inspection.explain import explain
 from vision.inspection.methods.attribution import attribute, methods_of
-from vision.inspection.methods.gradients import chefer
-from vision.inspection.methods.rollout import rollout, seed_of
+from vision.inspection.methods.layer_maps import cam_seed
+from vision.inspection.methods.rollout import chefer, rollout, seed_of
 from vision.inspection.methods.spec import METHODS, parse_methods
-from vision.inspection.methods.token_maps import cam_seed
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -19,8 +19,8 @@ from torch import Tensor
 from vision.inspection.capture.capture import capture
 from vision.inspection.capture.captured import Captured, LayerAttention, Layout
 from vision.inspection.capture.foreign_models import shift_regions, window_index
+from vision.inspection.methods.layer_maps import cam_seed
 from vision.inspection.methods.rollout import rollout, rollout_steps, seed_of
-from vision.inspection.methods.token_maps import cam_seed
 
 
 def whole_rollout(

@@ -20,9 +20,9 @@ from vision.inspection.figures.filmstrip import comparison, film_strip
 from vision.inspection.figures.heads import heads_sheet, nine_places, queries_sheet
 from vision.inspection.figures.microscope import microscope
 from vision.inspection.figures.sheet import overlay_sheet
+from vision.inspection.methods.layer_maps import cam_seed
 from vision.inspection.methods.rollout import seed_of
 from vision.inspection.methods.spec import MethodChoice
-from vision.inspection.methods.token_maps import cam_seed
 from vision.inspection.trust.localization import Mask
 from vision.inspection.trust.masks import Sample
 from vision.inspection.trust.scoring import score

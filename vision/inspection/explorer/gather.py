@@ -17,9 +17,8 @@ from vision.inspection.explain import (
     explained_classes,
 )
 from vision.inspection.methods.attribution import attribute
-from vision.inspection.methods.gradients import gradient_weighted
-from vision.inspection.methods.rollout import seed_of
-from vision.inspection.methods.token_maps import NormMap, cam_seed, norm_map
+from vision.inspection.methods.layer_maps import cam_seed, token_norms
+from vision.inspection.methods.rollout import gradient_weighted, seed_of
 
 FINISHED = ("attention_gradcam", "token_gradcam", "cam")
 """Methods for a class whose maps are stored; the page computes the others itself."""
@@ -46,8 +45,8 @@ class PageContent:
     pool: Tensor | None
     """What the model pools, as shares of the last tokens: (n). None: unknown."""
     classes: list[PageClass]
-    norms: NormMap | None
-    """Lengths of the last tokens before the final norm."""
+    norms: Tensor | None
+    """Lengths of the last tokens before the final norm, by cell: (y x)."""
 
 
 def gather(
@@ -58,11 +57,12 @@ def gather(
     names: of all classes. classes: the number of most probable classes to explain, or numbers.
     """
     captured = passes.plain
+    tokens = None if captured.tokens is None else token_norms(captured)
     return PageContent(
         captured=captured,
         pool=None if captured.anatomy.pool == "other" else seed_of(captured)[0, 0],
         classes=_classes(passes, names, classes),
-        norms=norm_map(captured) if captured.tokens is not None else None,
+        norms=None if tokens is None else captured.layout.to_grid(tokens[0]),
     )
 
 

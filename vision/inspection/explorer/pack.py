@@ -14,6 +14,7 @@ from torch import Tensor
 from vision.inspection.capture.captured import Captured, Fusion, LayerAttention, Layout, fuse
 from vision.inspection.explorer.encoding import Numbers, RowEncoder, as_array
 from vision.inspection.explorer.gather import PageClass, PageContent
+from vision.inspection.methods.layer_maps import norm_outliers
 
 FORMAT = 1
 
@@ -120,8 +121,8 @@ def _header(content: PageContent, rung: Rung, encoder: RowEncoder) -> dict[str, 
     classes = [_class(c, i, rung, encoder) for i, c in enumerate(content.classes)]
     maps: dict[str, Any] = {}
     if content.norms is not None:
-        maps["norms"] = encoder.add_floats(content.norms.norms[0])
-        maps["outliers"] = content.norms.outliers[0].flatten().nonzero()[:, 0].tolist()
+        maps["norms"] = encoder.add_floats(content.norms)
+        maps["outliers"] = norm_outliers(content.norms[None]).flatten().nonzero()[:, 0].tolist()
     header = {
         "format": FORMAT,
         "model": captured.model,

@@ -10,7 +10,7 @@ from vision.data.images.decode import Pixels
 from vision.inspection.explain import Interpolation, Subject, explain, shown_pixels
 from vision.inspection.figures.drawing import SCREEN, Drawing, Style
 from vision.inspection.figures.sheet import overlay_sheet
-from vision.inspection.methods.attribution import Query
+from vision.inspection.methods.rollout import Query
 from vision.inspection.methods.spec import parse_methods
 
 

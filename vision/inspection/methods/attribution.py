@@ -13,24 +13,26 @@ from torch import Tensor, nn
 
 from vision.inspection.capture.anatomy import anatomy_of, has_head
 from vision.inspection.capture.capture import Targets, capture, chosen_classes
-from vision.inspection.capture.captured import Captured, LayerAttention, Layout, Place
-from vision.inspection.methods.gradients import (
+from vision.inspection.capture.captured import Captured, LayerAttention, Layout
+from vision.inspection.methods.layer_maps import (
     attention_gradcam,
-    chefer,
-    gradient_rollout,
-    token_gradcam,
-)
-from vision.inspection.methods.rollout import carried, fused, rollout, seed_of, without_padding
-from vision.inspection.methods.spec import METHODS, MethodChoice, choose_method
-from vision.inspection.methods.token_maps import (
     cam_seed,
     feature_components,
-    last_tokens,
     logit_parts,
+    token_gradcam,
+    token_norms,
 )
-
-Query = Place | Literal["pool", "cam"]
-"""A prefix token, a cell, what the model pools, or the cells that speak for a class."""
+from vision.inspection.methods.rollout import (
+    Query,
+    carried,
+    chefer,
+    fused,
+    gradient_rollout,
+    rollout,
+    seed_of,
+    without_padding,
+)
+from vision.inspection.methods.spec import METHODS, MethodChoice, choose_method
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +115,7 @@ COMPUTE: dict[str, Callable[[_Question], Tensor]] = {
     "cam_rollout": lambda q: rollout(q.captured, cam_seed(q.captured, q.targets), **q.options)[
         :, 0
     ],
-    "norm": lambda q: last_tokens(q.captured).float().norm(dim=-1),
+    "norm": lambda q: token_norms(q.captured),
     "pca": lambda q: q.padded(
         feature_components(q.captured, q.options["component"] + 1)[..., -1].flatten(1)
     ),
