@@ -22,7 +22,7 @@ from torch import nn
 from vision.inspection.capture.capture import Passes, capture
 from vision.inspection.capture.captured import CaptureError
 from vision.inspection.explorer.pack import LADDER, RowEncoder, pack
-from vision.inspection.explorer.page import gather, write_page
+from vision.inspection.explorer.page import FINISHED, gather, write_page
 
 KINDS = ["vit", "vit mean", "swin", "swin padded", "swin_v2"]
 
@@ -176,6 +176,12 @@ def test_classes_are_the_most_probable_in_order(tmp_path: Path) -> None:
     assert [entry["probability"] for entry in header["classes"]] == pytest.approx(
         best.values.tolist(), abs=1e-6
     )
+
+
+def test_maps_of_a_class_are_stored_in_one_order(tmp_path: Path) -> None:
+    """So that equal pages are equal files, whatever the order of a set in this process."""
+    header, _ = read_page(make_page("swin", tmp_path / "page.html").path)
+    assert [list(entry["maps"]) for entry in header["classes"]] == [list(FINISHED)] * 3
 
 
 def test_model_without_classes_asked_for_needs_no_names(tmp_path: Path) -> None:

@@ -19,8 +19,12 @@ from vision.inspection.explain import ALL, as_batch, available_methods, explain
 from vision.inspection.figures.diagnostics import diagnostics, gather_heads, heads_figure
 from vision.inspection.figures.drawing import Drawing, Style, colour_limit
 from vision.inspection.figures.filmstrip import comparison, film_strip
-from vision.inspection.figures.heads import heads_sheet, nine_places, queries_sheet
-from vision.inspection.figures.microscope import microscope
+from vision.inspection.figures.raw_attention import (
+    heads_sheet,
+    microscope,
+    nine_places,
+    queries_sheet,
+)
 from vision.inspection.figures.sheet import overlay_sheet
 from vision.inspection.methods.attribution import attribute
 from vision.inspection.methods.rollout import seed_of
@@ -182,13 +186,6 @@ def test_microscope_outlines_windows_and_hatches_what_is_masked() -> None:
         values = drawing.numbers[f"layer{layer.number}"]
         cell = layer.layout.cell_at((1, 1))
         assert values.sum() / layer.layout.keys(cell) == pytest.approx(1, abs=1e-4)
-
-
-def test_microscope_of_a_model_without_windows_says_what_to_use() -> None:
-    subject, pixels = seen(), noise()
-    captured = capture(subject.model, as_batch(subject, pixels))
-    with pytest.raises(ConfigError, match=r"needs windows.*queries"):
-        microscope(captured, pixels[0], (1, 1))
 
 
 def test_film_strip_ends_with_the_rollout() -> None:

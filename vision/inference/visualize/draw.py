@@ -17,8 +17,12 @@ from vision.inspection.explain import Explanation, as_batch, available_methods, 
 from vision.inspection.explorer.page import PAGE_METHODS, Scores, write_page
 from vision.inspection.figures.drawing import Drawing, Style
 from vision.inspection.figures.filmstrip import comparison, film_strip
-from vision.inspection.figures.heads import heads_sheet, nine_places, queries_sheet
-from vision.inspection.figures.microscope import microscope
+from vision.inspection.figures.raw_attention import (
+    heads_sheet,
+    microscope,
+    nine_places,
+    queries_sheet,
+)
 from vision.inspection.figures.sheet import overlay_sheet
 from vision.inspection.methods.layer_maps import cam_seed
 from vision.inspection.methods.rollout import seed_of

@@ -26,9 +26,8 @@ from vision.inspection.explain import (
     class_numbers,
     default_methods,
 )
-from vision.inspection.figures.captions import Caption, record_of, stored_record
 from vision.inspection.figures.diagnostics import diagnostics, gather_heads
-from vision.inspection.figures.drawing import Style, caption_file
+from vision.inspection.figures.drawing import Caption, Style, caption_file, record_of, stored_record
 from vision.inspection.methods.spec import parse_methods
 from vision.inspection.trust.masks import mask_file
 from vision.terminal import progress_bar

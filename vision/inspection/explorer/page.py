@@ -167,9 +167,9 @@ def _classes(
     found = []
     for captured in passes.gradients(targets):
         assert captured.targets is not None
-        available = {choice.name for choice in available_methods(FINISHED, captured)}
+        available = [choice.name for choice in available_methods(FINISHED, captured)]
         if captured.layers[-1].inputs is None:
-            available -= {"token_gradcam"}
+            available.remove("token_gradcam")
         maps = {name: attribute(captured, method=name).values[0] for name in available}
         found.append(
             PageClass(

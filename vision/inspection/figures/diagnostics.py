@@ -12,12 +12,12 @@ from matplotlib.axes import Axes
 from torch import Tensor, nn
 
 from vision.inspection.capture.captured import Captured
-from vision.inspection.figures.captions import Caption
 from vision.inspection.figures.drawing import (
     ACCENT,
     MARK,
     SCREEN,
     Array,
+    Caption,
     Drawing,
     Style,
     new_figure,

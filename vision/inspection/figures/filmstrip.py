@@ -8,13 +8,15 @@ from torch import Tensor
 from vision.data.images.decode import Pixels
 from vision.inspection.capture.captured import Captured
 from vision.inspection.explain import Explanation
-from vision.inspection.figures.captions import Caption, method_line, method_lines
 from vision.inspection.figures.drawing import (
     SCREEN,
     Array,
+    Caption,
     Drawing,
     Style,
     colour_limit,
+    method_line,
+    method_lines,
     new_figure,
 )
 from vision.inspection.figures.parts import (
