@@ -28,8 +28,7 @@ from vision.inspection.methods.layer_maps import cam_seed
 from vision.inspection.methods.rollout import seed_of
 from vision.inspection.methods.spec import MethodChoice
 from vision.inspection.trust.localization import Mask
-from vision.inspection.trust.masks import Sample
-from vision.inspection.trust.scoring import score
+from vision.inspection.trust.scoring import Sample, score
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,10 +76,9 @@ class View:
         self, choices: Sequence[MethodChoice], mask: Mask | None, steps: int | None
     ) -> dict[str, dict[str, float]]:
         """The scores of some methods on this image."""
-        sample = Sample(self.item.name, self.pixels, mask)
         return score(
             self.model.loaded,
-            [sample],
+            [Sample(self.pixels, mask)],
             choices,
             steps=steps,
             seed=self.config.seed,

@@ -15,9 +15,8 @@ from vision.data.sources.shapes import CLASSES
 from vision.files import write_text
 from vision.inference.visualize.configs import VisualizeConfig
 from vision.inference.visualize.draw import VisualizedModel
-from vision.inference.visualize.images import Item
-from vision.inspection.trust.masks import Pair, Sample, two_object_pairs
-from vision.inspection.trust.scoring import METRICS, score
+from vision.inference.visualize.images import Item, two_object_pairs
+from vision.inspection.trust.scoring import BASELINES, METRICS, Pair, Sample, score
 from vision.terminal import plain, print_wide, progress_bar
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def _scored(
 ) -> dict[str, dict[str, float]]:
     pairs: list[Pair] = []
     if isinstance(config.data, ShapesConfig) and set(CLASSES) <= set(model.loaded.classes):
-        pairs = two_object_pairs(model.loaded, len(samples), config.seed, CLASSES)
+        pairs = two_object_pairs(model.loaded, len(samples), config.seed)
     try:
         return score(
             model.loaded,
@@ -89,7 +88,7 @@ def _samples(model: VisualizedModel, items: Sequence[Item]) -> tuple[list[Sample
         if item.mask is not None and mask is None:
             bad.append(f"{item.name}: nothing of the object is left in what the model sees.")
             continue
-        samples.append(Sample(item.name, pixels, mask))
+        samples.append(Sample(pixels, mask))
     return samples, bad
 
 
@@ -117,7 +116,7 @@ def table(found: Scores) -> "Table":
         if len(found) > 1:
             result.add_row(plain(model), style="bold")
         for method, numbers in methods.items():
-            style = "dim" if method in ("random", "centre") else ""
+            style = "dim" if method in BASELINES else ""
             values = (f"{numbers[m]:.1f}" if m in numbers else "–" for m in metrics)
             result.add_row(method, *values, style=style)
         result.add_section()

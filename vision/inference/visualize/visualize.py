@@ -15,7 +15,7 @@ from vision.inference.load import Loaded
 from vision.inference.predict import find_images
 from vision.inference.visualize.configs import VisualizeConfig, inches
 from vision.inference.visualize.draw import View, VisualizedModel, draw_figure, draw_page
-from vision.inference.visualize.images import Item, items_of_data, items_of_files, some
+from vision.inference.visualize.images import Item, items_of_data, items_of_files, mask_file, some
 from vision.inspection.capture.capture import capture
 from vision.inspection.capture.captured import Captured, CaptureError
 from vision.inspection.explain import (
@@ -29,7 +29,6 @@ from vision.inspection.explain import (
 from vision.inspection.figures.diagnostics import diagnostics, gather_heads
 from vision.inspection.figures.drawing import Caption, Style, caption_file, record_of, stored_record
 from vision.inspection.methods.spec import parse_methods
-from vision.inspection.trust.masks import mask_file
 from vision.terminal import progress_bar
 
 MOST_FOR_STATISTICS = 128

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
 
@@ -40,7 +39,6 @@ LABELS = {
     "wrapped_mass": "share across the image's edge",
     "content": "dependence on content, nats",
 }
-NAMES = ("distance", "entropy", "prefix_mass", "self_mass", "padding_mass", "wrapped_mass")
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,19 +79,16 @@ def gather_heads(model: nn.Module, captures: Iterable[Captured]) -> Heads:
         found = head_statistics(captured)
         if not content and (captured.batch > 1 or relative_biases(model)):
             content = [p.double().mean(0).cpu().numpy() for p in positionality(captured, model)]
-        layers = tuple(layer.name for layer in found)
+        layers = tuple(layer.name for layer in captured.layers)
         sums = sums or [{} for _ in found]
         for total, layer in zip(sums, found, strict=True):
-            for name in NAMES:
-                value = getattr(layer, name).double().sum(0).cpu()
-                total[name] = total.get(name, torch.zeros_like(value)) + value
+            for name, values in layer._asdict().items():
+                total[name] = total.get(name, 0) + values.double().sum(0).cpu()
         count += captured.batch
     if count == 0:
         raise ValueError("There are no images to take statistics of.")
-    values = {name: [(total[name] / count).numpy() for total in sums] for name in NAMES}
-    if content:
-        values["content"] = content
-    return Heads(layers, values, count)
+    means = {name: [(total[name] / count).numpy() for total in sums] for name in sums[0]}
+    return Heads(layers, means | ({"content": content} if content else {}), count)
 
 
 def diagnostics(model: nn.Module, heads: Heads, *, name: str, style: Style = SCREEN) -> Drawing:
@@ -169,9 +164,8 @@ def _scatter(axes: Axes, heads: Heads, what: str) -> None:
 
 def _filters(axes: Axes, model: nn.Module, numbers: dict[str, Array]) -> str:
     """Principal components of the filters that embed patches, as tiles."""
-    conv = next(m for m in model.modules() if isinstance(m, nn.Conv2d))
-    most = min(28, *conv.weight.flatten(1).shape)
-    filters = patch_filters(model, most).cpu().numpy()
+    filters = patch_filters(model, 28).cpu().numpy()
+    most = len(filters)
     numbers["filters"] = filters
     low = filters.min(axis=(1, 2, 3), keepdims=True)
     high = filters.max(axis=(1, 2, 3), keepdims=True)
@@ -203,9 +197,8 @@ def _positions(axes: Axes, model: nn.Module, numbers: dict[str, Array]) -> str:
             "the bias by relative position (query minus key) of every head of the first block and "
             "of the last one with the same window"
         )
-    try:
-        similar = position_similarity(model)
-    except ValueError:
+    similar = position_similarity(model)
+    if similar is None:
         axes.set_title("no table of positions")
         return "(the model adds no position embedding)"
     values = similar.cpu().numpy()

@@ -6,7 +6,7 @@ position similarity (middle), patch filters (left); and for windows the bias by 
 Axes: b batch · h heads · n tokens · w windows · t, s slots · y, x rows and columns.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +16,9 @@ from torch import Tensor, nn
 from vision.inspection.capture.captured import Captured, LayerAttention, Layout
 
 
-@dataclass(frozen=True, eq=False)
-class HeadStatistics:
+class HeadStatistics(NamedTuple):
     """Statistics of one layer, each (b h): means over the querying cells."""
 
-    name: str
     distance: Tensor
     """Pixels between the centres of querying and attended cell; weights over cells sum to 1."""
     entropy: Tensor
@@ -67,7 +65,6 @@ def _statistics(layer: LayerAttention) -> HeadStatistics:
         return (values * asking).flatten(2).sum(dim=-1) / layout.cells
 
     return HeadStatistics(
-        layer.name,
         distance=mean((share * distance).sum(dim=-1)),
         entropy=mean(entropy),
         prefix_mass=mean(on_prefix.sum(dim=-1)),
@@ -181,14 +178,20 @@ def _table(module: nn.Module) -> Tensor | None:
     return None
 
 
-def position_similarity(model: nn.Module) -> Tensor:
-    """Cosine similarity of the position embeddings of every pair of cells: (y x y x)."""
-    table, grid = _positions(model)
+def position_similarity(model: nn.Module) -> Tensor | None:
+    """Cosine similarity of the position embeddings of every pair of cells: (y x y x).
+
+    None for a model that adds no position embedding to its patches.
+    """
+    found = _positions(model)
+    if found is None:
+        return None
+    table, grid = found
     cells = F.normalize(table.detach().float()[-grid[0] * grid[1] :], dim=-1)
     return rearrange(cells @ cells.T, "(y x) (v u) -> y x v u", y=grid[0], v=grid[0])
 
 
-def _positions(model: nn.Module) -> tuple[Tensor, tuple[int, int]]:
+def _positions(model: nn.Module) -> tuple[Tensor, tuple[int, int]] | None:
     """The table of positions (rows c), cells last, and the grid of its cells."""
     for module in model.modules():
         positions = getattr(module, "positions", None)
@@ -208,10 +211,7 @@ def _positions(model: nn.Module) -> tuple[Tensor, tuple[int, int]]:
         if isinstance(table, Tensor) and hasattr(module, "patch_size"):
             side = int(module.image_size) // int(module.patch_size)  # type: ignore[arg-type]
             return table[0], (side, side)
-    raise ValueError(
-        f"{type(model).__name__} adds no position embedding to its patches: it has rotary or "
-        "relative positions, or none. For windows see relative_biases."
-    )
+    return None
 
 
 def _grid(embedding: object) -> tuple[int, int] | None:
@@ -222,19 +222,15 @@ def _grid(embedding: object) -> tuple[int, int] | None:
     return None
 
 
-def patch_filters(model: nn.Module, components: int = 28) -> Tensor:
+def patch_filters(model: nn.Module, most: int) -> Tensor:
     """The first principal components of the filters that embed patches: (k channels y x).
 
     Each has length 1; its entry of largest size is positive.
     """
-    conv = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
-    if conv is None:
-        raise ValueError(f"{type(model).__name__} has no convolution that embeds patches.")
+    conv = next(m for m in model.modules() if isinstance(m, nn.Conv2d))  # or nothing is captured
     filters = conv.weight.detach().float()
     flat = filters.flatten(1)
-    if not 1 <= components <= min(flat.shape):
-        raise ValueError(f"components must be from 1 to {min(flat.shape)}, found {components}.")
     _, _, right = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False)
-    right = right[:components]
+    right = right[:most]
     largest = right.gather(1, right.abs().argmax(dim=1, keepdim=True))
-    return (right * largest.sign()).view(components, *filters.shape[1:])
+    return (right * largest.sign()).view(-1, *filters.shape[1:])

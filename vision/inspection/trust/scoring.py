@@ -3,12 +3,14 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vision.data.images.decode import Pixels
 from vision.inspection.capture.capture import Passes
 from vision.inspection.explain import Explanation, Subject, as_batch, explain
 from vision.inspection.methods.spec import MethodChoice
@@ -25,7 +27,6 @@ from vision.inspection.trust.localization import (
     random_map,
     separation,
 )
-from vision.inspection.trust.masks import Pair, Sample
 from vision.inspection.trust.perturbation import Curves, curve_area, perturb, perturbation_area
 from vision.models.layers import static_bias
 
@@ -46,6 +47,21 @@ METRICS = {
 BASELINES = ("random", "centre")
 CHUNK = 128
 """Images in a forward pass."""
+
+
+class Sample(NamedTuple):
+    """An image as the model sees it, and the mask of its object if known."""
+
+    pixels: Pixels
+    mask: Mask | None
+
+
+class Pair(NamedTuple):
+    """An image with two objects of different classes, with a mask for each."""
+
+    pixels: Pixels
+    labels: tuple[int, int]
+    masks: tuple[Mask, Mask]
 
 
 @dataclass
