@@ -134,8 +134,9 @@ def page(model: Any, image: Tensor, size: int) -> dict[str, float]:
     """Size and build time of the explorer page."""
     pixels = np.random.default_rng(0).integers(0, 256, (size, size, 3), dtype=np.uint8)
     with tempfile.TemporaryDirectory() as folder:
+        begin = time.perf_counter()
         info = write_page(model, image, Image.fromarray(pixels), Path(folder) / "page.html")
-    return {"mb": info.bytes / 1e6, "seconds": info.seconds}
+    return {"mb": info.bytes / 1e6, "seconds": time.perf_counter() - begin}
 
 
 def machine() -> dict[str, str]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchvision.models import SwinTransformer, VisionTransformer
 from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformerBlockV2
 
+from vision.inspection.capture.capture import capture, evaluating, logits_of
 from vision.inspection.capture.captured import Anatomy, Captured, LayerAttention, Layout, Place
 from vision.models.layers import Grid
 
@@ -137,6 +138,19 @@ def built(name: str, batch: int = 2) -> tuple[nn.Module, Tensor]:
     """A model, and images for it."""
     make, size = MODELS[name]
     return make(), random_images(batch, 3, *size)
+
+
+def verified(model: nn.Module, images: Tensor, **options: Any) -> Captured:
+    """A capture whose logits were compared with those of a plain forward pass."""
+    captured = capture(model, images, **options)
+    if captured.logits is not None:
+        with evaluating(model), torch.no_grad():
+            plain = logits_of(model(images))
+        assert plain is not None and plain.dtype == captured.logits.dtype
+        tolerance = {torch.float32: 1e-4, torch.bfloat16: 5e-2}[plain.dtype]
+        size = max(1.0, plain.abs().max().item())
+        assert (plain - captured.logits).abs().max().item() <= tolerance * size
+    return captured
 
 
 def dense(layer: LayerAttention, values: Tensor | None = None) -> Tensor:

@@ -53,7 +53,7 @@ def test_overlap_cuts_at_the_mean_and_pools_counts() -> None:
     values = np.zeros((4, 4))
     values[:2, :3] = 1  # 4 pixels right, 2 too many
     one = overlap(values, MASK)
-    assert one.correct == 14
+    assert one.intersections.sum() == 14
     assert one.intersections.tolist() == [10, 4] and one.unions.tolist() == [12, 6]
     both = pooled([one, overlap(MASK.astype(float), MASK)])
     assert both.accuracy == 30 / 32

@@ -19,9 +19,9 @@ from vision.inspection.capture.foreign_models import watching_foreign
 from vision.inspection.capture.recording import (
     Recorder,
     check_output,
-    difference,
     keeping_tokens,
     measuring_shares,
+    removing,
 )
 from vision.models.attention import Observer
 from vision.models.layers import Grid, pad_to_multiple
@@ -42,7 +42,6 @@ def capture(
     gradients: bool = False,
     layers: Sequence[int | str] | None = None,
     reduce: Fusion | None = None,
-    verify: bool = False,
 ) -> Captured:
     """The attention of a model for images (b channels height width), in evaluation mode.
 
@@ -50,7 +49,6 @@ def capture(
     gradients: also capture the gradients of the targets' logits.
     layers: numbers (negative: from the end) or names. reduce: keep only the mean, max or min over
     heads, layer by layer, to save memory.
-    verify: compare the logits with those of a plain forward pass.
     """
     if gradients and reduce is not None:
         raise ValueError(
@@ -60,15 +58,7 @@ def capture(
     if layers is not None and not layers:
         raise ValueError("layers is empty: name at least one layer, or leave it out for all.")
     recorder = Recorder(images.shape[0], gradients, layers, reduce)
-    (captured,) = _run(model, images, recorder, [targets])
-    if verify and captured.logits is not None:
-        with evaluating(model), torch.no_grad():
-            plain = logits_of(model(images))
-        assert plain is not None
-        apart = difference(captured.logits, plain)
-        if apart is not None:
-            raise CaptureError(f"The logits with and without capture differ by {apart:.2g}.")
-    return captured
+    return _run(model, images, recorder, [targets])[0]
 
 
 class Passes:
@@ -221,10 +211,9 @@ def _watching_own(
     try:
         for module, observer in watched.items():
             module.observer = observer
-        yield
+        with removing(handles):
+            yield
     finally:
-        for handle in handles:
-            handle.remove()
         for module, former in before.items():
             del module.observer  # the class has the default
             if former is not None:

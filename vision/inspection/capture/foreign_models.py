@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vision.inspection.capture.captured import PADDING, Anatomy, CaptureError, Layout
-from vision.inspection.capture.recording import Recorder, check_output
+from vision.inspection.capture.recording import Recorder, check_output, removing
 from vision.models.layers import Grid, ceil_div
 
 SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
@@ -43,16 +43,12 @@ def watching_foreign(
         while stack and stack.pop().module is not module:
             pass
 
-    try:
-        for name, module in model.named_modules():
-            entering = partial(enter, name)
-            handles.append(module.register_forward_pre_hook(entering, with_kwargs=True))
-            handles.append(module.register_forward_hook(leave))
-        with _AttentionMode(recorder, anatomy, size, stack):
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    for name, module in model.named_modules():
+        entering = partial(enter, name)
+        handles.append(module.register_forward_pre_hook(entering, with_kwargs=True))
+        handles.append(module.register_forward_hook(leave))
+    with removing(handles), _AttentionMode(recorder, anatomy, size, stack):
+        yield
 
 
 class _Running(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from einops import rearrange
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from vision.inspection.capture.captured import CaptureError, Fusion, LayerAttention, Layout, fuse
 
@@ -138,17 +139,11 @@ def _check_rows(name: str, weights: Tensor) -> None:
         )
 
 
-def difference(found: Tensor, expected: Tensor) -> float | None:
-    """The largest difference of two outputs; None if it is within the tolerance of their type."""
-    apart = (found.detach() - expected).abs().max().item()
-    limit = TOLERANCE.get(expected.dtype, 1e-2) * max(1.0, expected.abs().max().item())
-    return None if apart <= limit else apart
-
-
 def check_output(name: str, explicit: Tensor, fused: Tensor) -> None:
     """The weights times the values give what the fused kernel gives."""
-    apart = difference(explicit, fused)
-    if apart is not None:
+    apart = (explicit.detach() - fused).abs().max().item()
+    size = max(1.0, fused.abs().max().item())
+    if not apart <= TOLERANCE.get(explicit.dtype, 1e-2) * size:
         raise CaptureError(
             f"The attention of {name} times its values differs by {apart:.2g} from the output of "
             "the fused kernel: these are not the weights that the model uses."
@@ -180,6 +175,16 @@ def _by_token(values: Tensor | None, layout: Layout, batch: int) -> Tensor | Non
 
 
 @contextmanager
+def removing(handles: Sequence[RemovableHandle]) -> Iterator[None]:
+    """Remove hooks at the end."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
 def measuring_shares(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """‖branch‖ / (‖branch‖ + ‖x‖) of the attention branch of every block that runs, by name.
 
@@ -191,11 +196,8 @@ def measuring_shares(model: nn.Module) -> Iterator[dict[str, Tensor]]:
         branch = _branch(block)
         if branch is not None:
             handles += _measure(shares, name, block, branch)
-    try:
+    with removing(handles):
         yield shares
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _branch(block: nn.Module) -> nn.Module | None:
@@ -208,7 +210,7 @@ def _branch(block: nn.Module) -> nn.Module | None:
 
 def _measure(
     shares: dict[str, Tensor], name: str, block: nn.Module, branch: nn.Module
-) -> list[torch.utils.hooks.RemovableHandle]:
+) -> list[RemovableHandle]:
     entered: list[Tensor] = []
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -238,12 +240,9 @@ def keeping_tokens(module: nn.Module | None, which: str) -> Iterator[list[Tensor
         values = (*args, *kwargs.values()) if which == "input" else (output,)
         kept[:] = [_first_tensor(values).detach().flatten(1, -2)]
 
-    handle = None if module is None else module.register_forward_hook(hook, with_kwargs=True)
-    try:
+    modules = [] if module is None else [module]
+    with removing([m.register_forward_hook(hook, with_kwargs=True) for m in modules]):
         yield kept
-    finally:
-        if handle is not None:
-            handle.remove()
 
 
 def _first_tensor(values: Sequence[Any]) -> Tensor:

@@ -5,7 +5,6 @@ import html
 import io
 import json
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -73,7 +72,6 @@ class PageInfo:
     """The part of the attention that the page keeps."""
     largest_error: float
     """Of any attention weight in the page."""
-    seconds: float
 
 
 def write_page(
@@ -100,7 +98,6 @@ def write_page(
     max_megabytes is reduced, and the page describes how. passes: of this image, to share its
     captures with others.
     """
-    begin = time.perf_counter()
     image = _single(image)
     _check_image(shown, image)
     if not max_megabytes > 0:
@@ -127,7 +124,6 @@ def write_page(
         bytes=len(page),
         rung=packed.rung,
         largest_error=packed.header["largest_error"],
-        seconds=time.perf_counter() - begin,
     )
 
 

@@ -87,14 +87,11 @@ def set_title(figure: Figure, title: str, style: Style) -> None:
         figure.suptitle(title, x=0.01, ha="left", fontsize=size, weight="bold")
 
 
-def outline(axes: Axes, box: Box, colour: str, width: float = 1.0) -> None:
+def outline(axes: Axes, box: Box, colour: str, width: float, **look: Any) -> None:
     """A frame around pixels (top, left, bottom, right)."""
     top, left, bottom, right = box
-    axes.add_patch(
-        Rectangle(
-            (left, top), right - left, bottom - top, fill=False, edgecolor=colour, linewidth=width
-        )
-    )
+    look |= {"fill": False, "edgecolor": colour, "linewidth": width}
+    axes.add_patch(Rectangle((left, top), right - left, bottom - top, **look))
 
 
 def fitted(text: str, inches: float, size: float, lines: int = 2) -> str:

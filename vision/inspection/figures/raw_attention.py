@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 
 from vision.data.images.decode import Pixels
-from vision.inspection.capture.captured import Captured, Cell, LayerAttention
+from vision.inspection.capture.captured import Captured, Cell, LayerAttention, Layout
 from vision.inspection.figures.drawing import (
     MARK,
     SCREEN,
@@ -66,7 +65,9 @@ def heads_sheet(
         for i, (layer, values) in enumerate(zip(captured.layers, maps, strict=True)):
             axes = figure.add_subplot(grid[i])
             drawn.append(axes)
-            _tiles(axes, values, columns, limit, ratio, layer, style)
+            _tiles(axes, values, columns, limit, ratio)
+            size = style.size * 0.9
+            axes.set_ylabel(f"{layer.number}", rotation=0, ha="right", va="center", fontsize=size)
         colour_bar(figure, limit, beyond, gamma=GAMMA, ax=drawn)
         title = f"Every head of {captured.model}: where {_named(captured, query)} looks"
         set_title(figure, title, style)
@@ -98,15 +99,7 @@ def _per_head(layer: LayerAttention, captured: Captured, query: Query) -> Array:
     return (values * keys).float().cpu().numpy()
 
 
-def _tiles(
-    axes: Axes,
-    values: Array,
-    columns: int,
-    limit: float,
-    ratio: float,
-    layer: LayerAttention,
-    style: Style,
-) -> None:
+def _tiles(axes: Axes, values: Array, columns: int, limit: float, ratio: float) -> None:
     """The heads of a layer as one image of equal tiles with white gaps."""
     height, width = round(TILE_PIXELS * ratio), TILE_PIXELS
     up = np.arange(height) * values.shape[1] // height
@@ -114,9 +107,6 @@ def _tiles(
     colours = COLOURS(np.clip(values / limit, 0, 1) ** GAMMA)[:, up][:, :, left]
     axes.imshow(mosaic(colours, columns, 4), interpolation="nearest")
     bare(axes)
-    axes.set_ylabel(
-        f"{layer.number}", rotation=0, ha="right", va="center", fontsize=style.size * 0.9
-    )
 
 
 def queries_sheet(
@@ -224,7 +214,12 @@ def microscope(
     with new_figure(style, width, height, apart=0.05) as figure:
         panels = tiles(figure, len(maps), COLUMNS)
         for axes, layer, values in zip(panels, captured.layers, maps, strict=True):
-            _block(axes, layer, values, limit, pixels, place, style)
+            cell = layer.layout.cell_at(place)
+            shown = np.kron(values, np.ones(layer.layout.stride))
+            show_map(axes, pixels, shown[: pixels.shape[0], : pixels.shape[1]], limit, gamma=GAMMA)
+            _draw_windows(axes, layer.layout, cell)
+            axes.set_title(f"block {layer.number}", loc="left")
+            note(axes, _described_block(layer, cell), style)
         label = "× uniform in the window"
         colour_bar(figure, limit, beyond, label=label, gamma=GAMMA, ax=panels, aspect=40)
         set_title(figure, f"One patch through the windows of {captured.model}", style)
@@ -250,36 +245,15 @@ def microscope(
     return Drawing(figure, style, caption, {"image": pixels, **numbers})
 
 
-def _block(
-    axes: Axes,
-    layer: LayerAttention,
-    values: Array,
-    limit: float,
-    pixels: Pixels,
-    place: tuple[int, int],
-    style: Style,
-) -> None:
-    layout = layer.layout
-    cell = layout.cell_at(place)
-    height, width = layout.image_size
-    shown = np.kron(values, np.ones(layout.stride))[:height, :width]
-    show_map(axes, pixels, shown, limit, gamma=GAMMA)
-    masked = layout.masked(cell).cpu().numpy()
-    for y, x in np.argwhere(masked):
-        top, left, bottom, right = layout.box((int(y), int(x)))
-        axes.add_patch(
-            Rectangle(
-                (left, top), right - left, bottom - top,
-                fill=False, hatch="/////", edgecolor=MASKED, linewidth=0, alpha=0.6,
-            )
-        )  # fmt: skip
+def _draw_windows(axes: Axes, layout: Layout, cell: Cell) -> None:
+    """Outlines of the windows and of the query; hatching of the cells masked from it."""
+    for y, x in layout.masked(cell).nonzero().tolist():
+        outline(axes, layout.box((y, x)), MASKED, 0, hatch="/////", alpha=0.6)
+    (height, width), (y, x) = layout.image_size, layout.stride
     for top, left, bottom, right in layout.outlines():
-        y, x = layout.stride
         box = (top * y, left * x, min(bottom * y, height), min(right * x, width))
         outline(axes, box, LINES, 0.6)
     outline(axes, layout.box(cell), QUERY, 1.6)
-    axes.set_title(f"block {layer.number}", loc="left")
-    note(axes, _described_block(layer, cell), style)
 
 
 def _described_block(layer: LayerAttention, cell: Cell) -> str:

@@ -118,7 +118,7 @@ def chefer(
 def span(captured: Captured, start_layer: int, end_layer: int) -> list[LayerAttention]:
     """The layers from one number to another; negative numbers count from the end."""
     layers = captured.need_all()
-    start, end = (_number(n, len(layers)) for n in (start_layer, end_layer))
+    start, end = (captured.layer(n).number for n in (start_layer, end_layer))
     if start > end:
         raise ValueError(f"start_layer {start_layer} lies above end_layer {end_layer}.")
     return layers[start : end + 1]
@@ -270,9 +270,3 @@ def _discarded(matrix: Tensor, layout: Layout, share: float) -> Tensor:
     ordered = matrix.masked_fill(spared, torch.inf)
     rank = ordered.argsort(dim=-1).argsort(dim=-1)
     return matrix.masked_fill((rank < number) & ~spared, 0)
-
-
-def _number(layer: int, depth: int) -> int:
-    if not -depth <= layer < depth:
-        raise ValueError(f"There is no layer {layer}: the model has {depth}, from 0.")
-    return layer % depth

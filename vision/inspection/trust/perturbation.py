@@ -15,8 +15,7 @@ image:
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,8 +32,7 @@ LAST = 0.9
 """Where the curves of positive and negative perturbation end."""
 
 
-@dataclass(frozen=True, eq=False)
-class Curves:
+class Curves(NamedTuple):
     """Of one image, by step: (steps + 1)."""
 
     positive: Map

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -95,7 +95,7 @@ class _Tally:
             found["pixel_accuracy"] = 100 * total.accuracy
             found["miou"] = 100 * total.mean_iou
         if self.curves:
-            mean = _mean_curves(self.curves)
+            mean = Curves(*(np.mean(values, axis=0) for values in zip(*self.curves, strict=True)))
             found["positive"] = perturbation_area(mean.positive_kept)
             found["negative"] = perturbation_area(mean.negative_kept)
             found["deletion"] = 100 * curve_area(mean.positive)
@@ -191,8 +191,3 @@ def _predictor(subject: Subject) -> Callable[[Tensor], Tensor]:
         return torch.cat(outputs)
 
     return predict
-
-
-def _mean_curves(curves: Sequence[Curves]) -> Curves:
-    values = ([getattr(curve, f.name) for curve in curves] for f in fields(Curves))
-    return Curves(*(np.mean(one, axis=0) for one in values))
