@@ -15,7 +15,7 @@ from PIL import Image
 from vision.config import ConfigError
 from vision.inspection.capture.capture import capture
 from vision.inspection.capture.captured import Captured
-from vision.inspection.explain import ALL, as_batch, available_methods, explain
+from vision.inspection.explain import as_batch, every_method, explain
 from vision.inspection.figures.diagnostics import diagnostics, gather_heads, heads_figure
 from vision.inspection.figures.drawing import Drawing, Style, colour_limit
 from vision.inspection.figures.filmstrip import comparison, film_strip
@@ -201,7 +201,7 @@ def test_film_strip_ends_with_the_rollout() -> None:
 def test_comparison_shows_every_method_and_its_scores(name: str) -> None:
     subject, pixels = seen(name), noise()
     captured = capture(subject.model, as_batch(subject, pixels), reduce="mean")
-    explanation = explain(subject, pixels, available_methods(ALL, captured), classes=1)[0]
+    explanation = explain(subject, pixels, every_method(captured), classes=1)[0]
     scores = {"rollout": {"pointing": 73.0}}
     drawing = comparison(explanation, captured, scores=scores, style=SMALL)
     assert "pointing 73" in texts(drawing)

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from vision.inspection.trust.scoring import BASELINES, METRICS, Pair, Sample, sc
 from vision.terminal import plain, print_wide, progress_bar
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
     from rich.table import Table
 
 Scores = dict[str, dict[str, dict[str, float]]]
@@ -39,8 +40,7 @@ def score_all(
             problems.update(dict.fromkeys(bad))
             if not samples:
                 raise ConfigError("score: no image is left to score maps on.")
-            task = progress.add_task(model.name, total=len(samples))
-            found[model.name] = _scored(model, samples, config, partial(progress.advance, task))
+            found[model.name] = _scored(model, samples, config, progress)
             count = len(samples)
     show(found, config.format)
     _store(found, count, config)
@@ -50,11 +50,9 @@ def score_all(
 
 
 def _scored(
-    model: VisualizedModel,
-    samples: Sequence[Sample],
-    config: VisualizeConfig,
-    advance: Callable[[int], None],
+    model: VisualizedModel, samples: Sequence[Sample], config: VisualizeConfig, progress: "Progress"
 ) -> dict[str, dict[str, float]]:
+    task = progress.add_task(model.name, total=len(samples))
     pairs: list[Pair] = []
     if isinstance(config.data, ShapesConfig) and set(CLASSES) <= set(model.loaded.classes):
         pairs = two_object_pairs(model.loaded, len(samples), config.seed)
@@ -67,7 +65,7 @@ def _scored(
             steps=config.steps,
             seed=config.seed,
             batch_size=config.batch_size,
-            advance=advance,
+            advance=partial(progress.advance, task),
         )
     except ConfigError:
         raise

@@ -76,7 +76,7 @@ def gather_heads(model: nn.Module, captures: Iterable[Captured]) -> Heads:
     layers: tuple[str, ...] = ()
     count = 0
     for captured in captures:
-        found = head_statistics(captured)
+        found = [head_statistics(layer) for layer in captured.layers]
         if not content and (captured.batch > 1 or relative_biases(model)):
             content = [p.double().mean(0).cpu().numpy() for p in positionality(captured, model)]
         layers = tuple(layer.name for layer in captured.layers)

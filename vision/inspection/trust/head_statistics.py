@@ -33,12 +33,8 @@ class HeadStatistics(NamedTuple):
     """Weight on cells at least a window away, which a shift brought around the image's edge."""
 
 
-def head_statistics(captured: Captured) -> list[HeadStatistics]:
-    """Layer by layer. Heads that were fused by `reduce` count as one."""
-    return [_statistics(layer) for layer in captured.layers]
-
-
-def _statistics(layer: LayerAttention) -> HeadStatistics:
+def head_statistics(layer: LayerAttention) -> HeadStatistics:
+    """The statistics of a layer's heads. Heads that were fused by `reduce` count as one."""
     layout, weights = layer.layout, layer.weights.float()
     prefix = len(layout.prefix)
     offsets = _offsets(layout, weights.device)  # (t s 2) or (w t s 2)
@@ -94,12 +90,11 @@ def positionality(captured: Captured, model: nn.Module) -> list[Tensor]:
     which should then hold many different images.
     """
     biases = relative_biases(model)
-    return [_divergence(layer, _bias_of(layer, biases)) for layer in captured.layers]
-
-
-def _bias_of(layer: LayerAttention, biases: dict[str, Tensor]) -> Tensor | None:
-    name = next((n for n in biases if n == layer.name or n.startswith(f"{layer.name}.")), None)
-    return None if name is None else biases[name]
+    found = []
+    for layer in captured.layers:
+        own = (b for n, b in biases.items() if f"{n}.".startswith(f"{layer.name}."))
+        found.append(_divergence(layer, next(own, None)))
+    return found
 
 
 def _divergence(layer: LayerAttention, bias: Tensor | None) -> Tensor:
