@@ -40,17 +40,14 @@ class Subject(Protocol):
     @property
     def model(self) -> nn.Module:
         """In evaluation mode."""
-        ...
 
     @property
     def classes(self) -> Sequence[str]:
         """Names in the model's order; empty if the model has no head or they are unknown."""
-        ...
 
     @property
     def preprocess(self) -> Preprocess:
         """How pixels become the model's input."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from vision.data.sources.build_source import build_source
 from vision.data.sources.shapes import CLASSES, Shapes, two_objects
 from vision.data.sources.source import StoredImage
 from vision.inspection.explain import Subject, shown_pixels
+from vision.inspection.figures.parts import evenly_spread
 from vision.inspection.trust.localization import Mask
 from vision.inspection.trust.scoring import Pair
 
@@ -90,9 +91,7 @@ def items_of_data(config: DataConfig, split: Split) -> list[Item]:
 
 def some(items: Sequence[Item], number: int | None) -> list[Item]:
     """A number of them, evenly spread; None: all."""
-    if number is None or number >= len(items):
-        return list(items)
-    return [items[i] for i in np.linspace(0, len(items) - 1, number).round().astype(int)]
+    return [items[i] for i in evenly_spread(len(items), number or len(items))]
 
 
 def _keys(files: Sequence[Path]) -> list[str]:

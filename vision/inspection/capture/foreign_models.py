@@ -1,9 +1,9 @@
 """Attention of models from other libraries, through one torch function mode.
 
-Under the mode `scaled_dot_product_attention` computes its weights explicitly, whoever calls it;
-`multi_head_attention_forward` is led there; and a softmax whose result is multiplied with values is
-taken as it is. The order of tokens in windows is not assumed but found: the one that turns the
-input of the block into what its queries were computed from.
+Under the mode `scaled_dot_product_attention` computes its weights explicitly;
+`multi_head_attention_forward` is made to call it; and a softmax that is multiplied by values is
+recorded as it is. The order of tokens in windows is not assumed: of all known orders, the one is
+chosen that turns the input of the block into what its queries were computed from.
 
 Axes: w windows · t, s slots of a window (queries, keys) · h, w rows and columns of a window.
 """
@@ -97,7 +97,7 @@ class _AttentionMode(TorchFunctionMode):
         return out
 
     def _is_pending(self, tensor: Any) -> bool:
-        """Whether a tensor is the last softmax; dropout that drops nothing hands out an alias."""
+        """Whether a tensor is the last softmax; dropout that drops nothing returns an alias."""
         if self.pending is None or not isinstance(tensor, Tensor):
             return False
         same = tensor.data_ptr() == self.pending.data_ptr()

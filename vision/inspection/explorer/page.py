@@ -119,12 +119,7 @@ def write_page(
     output.parent.mkdir(parents=True, exist_ok=True)
     with replacing(output) as file:
         write_all(file, page)
-    return PageInfo(
-        path=output,
-        bytes=len(page),
-        rung=packed.rung,
-        largest_error=packed.header["largest_error"],
-    )
+    return PageInfo(output, len(page), packed.rung, packed.header["largest_error"])
 
 
 def gather(

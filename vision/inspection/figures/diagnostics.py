@@ -21,7 +21,7 @@ from vision.inspection.figures.drawing import (
     Style,
     new_figure,
 )
-from vision.inspection.figures.parts import bare, mosaic, set_title
+from vision.inspection.figures.parts import bare, evenly_spread, mosaic, set_title
 from vision.inspection.trust.head_statistics import (
     head_statistics,
     patch_filters,
@@ -203,18 +203,13 @@ def _positions(axes: Axes, model: nn.Module, numbers: dict[str, Array]) -> str:
         return "(the model adds no position embedding)"
     values = similar.cpu().numpy()
     numbers["position_similarity"] = values
-    rows, columns = _some(values.shape[0]), _some(values.shape[1])
+    rows, columns = (evenly_spread(size, 7) for size in values.shape[:2])
     tiles = values[np.ix_(rows, columns)].reshape(-1, *values.shape[2:], 1)
     image = mosaic(tiles, len(columns), _gap(tiles))[..., 0]
     drawn = axes.imshow(image, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
     axes.figure.colorbar(drawn, ax=axes, shrink=0.8, aspect=20)
     axes.set_title("similarity of positions")
     return "the cosine similarity of each position embedding with all others"
-
-
-def _some(number: int, most: int = 7) -> Array:
-    """The numbers of at most `most` rows, evenly spread."""
-    return np.unique(np.linspace(0, number - 1, min(number, most)).round().astype(int))
 
 
 def _gap(tiles: Array) -> int:

@@ -23,6 +23,11 @@ STRENGTH = 0.85
 """Opacity of the brightest colour of a map over its image."""
 
 
+def evenly_spread(number: int, most: int) -> list[int]:
+    """At most `most` of the numbers from 0 to number - 1, the first and the last among them."""
+    return [int(n) for n in np.linspace(0, number - 1, min(number, most)).round()]
+
+
 def bare(axes: Axes) -> None:
     """Remove ticks and frame."""
     axes.set_xticks([])

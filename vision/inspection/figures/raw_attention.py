@@ -26,6 +26,7 @@ from vision.inspection.figures.parts import (
     COLOURS,
     bare,
     colour_bar,
+    evenly_spread,
     mosaic,
     note,
     outline,
@@ -120,8 +121,7 @@ def queries_sheet(
 
     places: (row, column) in pixels, so that they mean the same in layers of different grids.
     """
-    spread = np.linspace(0, captured.depth - 1, min(captured.depth, MOST_LAYERS)).round()
-    layers = [captured.layers[int(i)] for i in spread]
+    layers = [captured.layers[i] for i in evenly_spread(captured.depth, MOST_LAYERS)]
     maps = [[attention_row(layer, layer.layout.cell_at(p)) for layer in layers] for p in places]
     limit, beyond = colour_limit([m for row in maps for m in row], style.percentile)
     ratio = pixels.shape[0] / pixels.shape[1]

@@ -21,9 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torchvision.transforms.v2.functional import (  # type: ignore[import-untyped]
-    gaussian_blur,
-)
+from torchvision.transforms.v2.functional import gaussian_blur  # type: ignore[import-untyped]
 
 Map = NDArray[np.floating[Any]]
 Predict = Callable[[Tensor], Tensor]
