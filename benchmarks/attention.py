@@ -27,7 +27,7 @@ from vision.cli.composition import compose
 from vision.config import parse
 from vision.inspection.capture.capture import capture
 from vision.inspection.explorer.page import write_page
-from vision.inspection.methods.gradients import token_gradcam
+from vision.inspection.methods.layer_maps import token_gradcam
 from vision.inspection.methods.rollout import rollout, seed_of
 from vision.models.build import build_model
 from vision.models.configs import ModelConfig
@@ -134,8 +134,9 @@ def page(model: Any, image: Tensor, size: int) -> dict[str, float]:
     """Size and build time of the explorer page."""
     pixels = np.random.default_rng(0).integers(0, 256, (size, size, 3), dtype=np.uint8)
     with tempfile.TemporaryDirectory() as folder:
+        begin = time.perf_counter()
         info = write_page(model, image, Image.fromarray(pixels), Path(folder) / "page.html")
-    return {"mb": info.bytes / 1e6, "seconds": info.seconds}
+    return {"mb": info.bytes / 1e6, "seconds": time.perf_counter() - begin}
 
 
 def machine() -> dict[str, str]:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from inspected_models import verified
 from layout_catalogue import CASES, FAMILIES
 
 import vision
@@ -54,7 +55,7 @@ def test_attention_of_a_family_is_captured_and_rolled_out(name: str, tmp_path: P
     loaded = vision.load(written.place, **written.given)
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(2, 3, *loaded.preprocess.image_size, generator=generator)
-    captured = capture(loaded.model, images, verify=True)
+    captured = verified(loaded.model, images)
     with torch.no_grad():
         torch.testing.assert_close(captured.logits, loaded.model(images), atol=1e-4, rtol=1e-4)
     for layer in captured.layers:

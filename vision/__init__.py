@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from vision.config import ConfigError, parse
     from vision.data.sources.build_source import build_source
     from vision.inference.load import load
-    from vision.inspection.figures.show import show_attention
+    from vision.inspection.figures.sheet import show_attention
     from vision.models.build import build_model
     from vision.models.cost.count import cost
     from vision.models.layers import static_bias
@@ -26,7 +26,7 @@ _HOMES = {
     "load": "vision.inference.load",
     "load_weights": "vision.checkpoints.open",
     "cost": "vision.models.cost.count",
-    "show_attention": "vision.inspection.figures.show",
+    "show_attention": "vision.inspection.figures.sheet",
     "static_bias": "vision.models.layers",
 }
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torchvision.models import SwinTransformer, VisionTransformer
 from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformerBlockV2
 
-from vision.inspection.capture.layout import Layout
-from vision.inspection.capture.recording import Anatomy, Captured, LayerAttention
+from vision.inspection.capture.capture import capture, evaluating, logits_of
+from vision.inspection.capture.captured import Anatomy, Captured, LayerAttention, Layout, Place
 from vision.models.layers import Grid
 
 CLASSES = 7
@@ -140,6 +140,19 @@ def built(name: str, batch: int = 2) -> tuple[nn.Module, Tensor]:
     return make(), random_images(batch, 3, *size)
 
 
+def verified(model: nn.Module, images: Tensor, **options: Any) -> Captured:
+    """A capture whose logits were compared with those of a plain forward pass."""
+    captured = capture(model, images, **options)
+    if captured.logits is not None:
+        with evaluating(model), torch.no_grad():
+            plain = logits_of(model(images))
+        assert plain is not None and plain.dtype == captured.logits.dtype
+        tolerance = {torch.float32: 1e-4, torch.bfloat16: 5e-2}[plain.dtype]
+        size = max(1.0, plain.abs().max().item())
+        assert (plain - captured.logits).abs().max().item() <= tolerance * size
+    return captured
+
+
 def dense(layer: LayerAttention, values: Tensor | None = None) -> Tensor:
     """A layer's weights, or values of their shape, as (b h n n); pair by pair for windows."""
     values = layer.weights if values is None else values
@@ -169,10 +182,19 @@ def merge_matrix(merged: Grid, parts: Grid) -> Tensor:
 def made_layer(
     weights: Tensor, layout: Layout, number: int = 0, gradient: Tensor | None = None
 ) -> LayerAttention:
-    heads = weights.shape[1 if layout.index is None else 2]
-    return LayerAttention(
-        f"layer {number}", number, weights, layout, tuple(range(heads)), gradient=gradient
-    )
+    return LayerAttention(f"layer {number}", number, weights, layout, gradient=gradient)
+
+
+def reach(layout: Layout, place: Place) -> Tensor:
+    """The cells that a query can attend to: (y x), true or false."""
+    if layout.index is None:
+        return torch.ones(layout.grid, dtype=torch.bool)
+    window, slot = layout.slot(layout.query(place))
+    cells = torch.zeros(layout.cells, dtype=torch.bool)
+    for key, cell in enumerate(layout.index[window].tolist()):
+        if cell >= 0:
+            cells[cell] = layout.allowed is None or bool(layout.allowed[window, slot, key])
+    return cells.view(layout.grid)
 
 
 def made_capture(layers: list[LayerAttention], tokens: Tensor | None = None) -> Captured:

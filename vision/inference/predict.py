@@ -146,8 +146,8 @@ def run(loaded: Loaded, config: PredictConfig) -> int:
 
 def _save_attention(loaded: Loaded, path: Path) -> None:
     """Save a figure of the attention and its caption beside the image."""
-    from vision.inspection.capture.recording import CaptureError
-    from vision.inspection.figures.show import show_attention
+    from vision.inspection.capture.captured import CaptureError
+    from vision.inspection.figures.sheet import show_attention
 
     try:
         drawing = show_attention(loaded, path)

@@ -20,9 +20,10 @@ from vision.data.images.decode import Pixels
 from vision.data.preprocess import Preprocess, input_batch, input_pixels
 from vision.data.sources.source import StoredImage
 from vision.inspection.capture.capture import Passes
-from vision.inspection.capture.recording import Captured
-from vision.inspection.methods.attribution import Maps, Query, attribute, methods_of
-from vision.inspection.methods.spec import MethodChoice, parse_method
+from vision.inspection.capture.captured import Captured
+from vision.inspection.methods.attribution import Maps, attribute, methods_of
+from vision.inspection.methods.rollout import Query
+from vision.inspection.methods.spec import METHODS, MethodChoice, parse_method
 
 Numbers = NDArray[np.floating[Any]]
 Interpolation = Literal["bilinear", "nearest"]
@@ -30,20 +31,6 @@ TOP = 5
 """Number of classes listed per image."""
 SUITED = ("rollout", "cam_rollout", "chefer", "token_gradcam", "attention", "norm")
 """Methods to choose three defaults from, in order of preference."""
-ALL = (
-    "attention",
-    "rollout",
-    "gradient_rollout",
-    "gradient_rollout:normalize:true",
-    "chefer",
-    "chefer:normalize:true",
-    "attention_gradcam",
-    "token_gradcam",
-    "cam",
-    "cam_rollout",
-    "norm",
-)
-"""Every method but PCA, whose sign has no meaning."""
 
 
 class Subject(Protocol):
@@ -52,17 +39,14 @@ class Subject(Protocol):
     @property
     def model(self) -> nn.Module:
         """In evaluation mode."""
-        ...
 
     @property
     def classes(self) -> Sequence[str]:
         """Names in the model's order; empty if the model has no head or they are unknown."""
-        ...
 
     @property
     def preprocess(self) -> Preprocess:
         """How pixels become the model's input."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -124,6 +108,15 @@ def default_methods(*models: Captured) -> tuple[MethodChoice, ...]:
     if any(choice.name == "cam_rollout" for choice in fit):  # like Chefer's, on a finer grid
         fit = [choice for choice in fit if choice.name != "chefer"]
     return tuple(fit[:3])
+
+
+def every_method(model: Captured) -> tuple[MethodChoice, ...]:
+    """Every available method but PCA, whose sign has no meaning, also with normalised rows."""
+    texts = []
+    for name, spec in METHODS.items():
+        texts += [name] if name != "pca" else []
+        texts += [f"{name}:normalize:true"] if "normalize" in spec.options else []
+    return tuple(available_methods(texts, model))
 
 
 def available_methods(texts: Sequence[str], *models: Captured) -> list[MethodChoice]:

@@ -18,10 +18,9 @@ from vision.cli.composition import compose
 from vision.config import ConfigError, parse
 from vision.inference.load import load
 from vision.inference.visualize.configs import VisualizeConfig
-from vision.inference.visualize.images import items_of_files, some
+from vision.inference.visualize.images import items_of_files, mask_file, some
 from vision.inference.visualize.score_table import Scores, table
 from vision.inference.visualize.visualize import visualized_models
-from vision.inspection.trust.masks import mask_file
 
 
 @pytest.fixture(scope="module")

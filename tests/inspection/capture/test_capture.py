@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from inspected_models import CLASSES, MODELS, OWN, built, dense, own, transformers_model
+from inspected_models import CLASSES, MODELS, OWN, built, dense, own, transformers_model, verified
 from model_settings import random_images
 from peers import counterpart, from_timm, from_torchvision_swin
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ def test_capture_of_any_model_leaves_its_logits_and_itself_as_they_were(name: st
     next(model.children()).eval()
     modes = [module.training for module in model.modules()]
     state = {key: value.clone() for key, value in model.state_dict().items()}
-    captured = capture(model, images, verify=True)
+    captured = verified(model, images)
     assert modes == [module.training for module in model.modules()]
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
@@ -113,7 +113,7 @@ def test_capture_under_attention_that_is_asked_for_weights_hands_them_out() -> N
             out, weights = self.attention(x, x, x)
             return (weights @ out).mean(dim=1)
 
-    captured = capture(Asking(), random_images(2, 3, 16, 24), verify=True)
+    captured = verified(Asking(), random_images(2, 3, 16, 24))
     assert captured.layers[0].layout.grid == (2, 3)
 
 
@@ -226,7 +226,7 @@ def test_capture_at_another_size_than_the_model_was_built_for(
 ) -> None:
     changes: dict[str, Any] = {} if name == "vit_base" else {"window": [2, 3]}
     model = own(name, (48, 64), **changes)
-    captured = capture(model, random_images(1, 3, *size), verify=True)
+    captured = verified(model, random_images(1, 3, *size))
     found = rollout(captured, seed_of(captured))
     assert found.sum().item() == pytest.approx(1, abs=1e-5)
     first = captured.layers[0].layout
@@ -239,8 +239,8 @@ def test_capture_in_low_precision_passes_its_checks(name: str) -> None:
     model, images = built(name)
     exact = capture(model, images)
     with torch.autocast("cpu", torch.bfloat16):
-        mixed = capture(model, images, verify=True, gradients=True)
-    low = capture(model.bfloat16(), images.bfloat16(), verify=True)
+        mixed = verified(model, images, gradients=True)
+    low = verified(model.bfloat16(), images.bfloat16())
     for layers in (mixed.layers, low.layers):
         assert torch.allclose(layers[0].weights.float(), exact.layers[0].weights, atol=0.1)
 
@@ -248,7 +248,7 @@ def test_capture_in_low_precision_passes_its_checks(name: str) -> None:
 def test_capture_while_biases_are_held_is_the_same() -> None:
     model, images = built("own swin padded")
     with static_bias(model):
-        held = capture(model, images, verify=True)
+        held = verified(model, images)
     for ours, theirs in zip(held.layers, capture(model, images).layers, strict=True):
         assert torch.equal(ours.weights, theirs.weights)
 
@@ -257,17 +257,14 @@ def test_capture_while_biases_are_held_is_the_same() -> None:
 
 
 @pytest.mark.parametrize("name", ["own swin padded", "torchvision swin padded", "timm vit"])
-def test_selected_layers_and_heads_are_those_of_the_whole_capture(name: str) -> None:
+def test_selected_layers_are_those_of_the_whole_capture(name: str) -> None:
     model, images = built(name)
     whole = capture(model, images)
-    some = capture(model, images, layers=[-1, whole.layers[0].name], heads=[1])
+    some = capture(model, images, layers=[-1, whole.layers[0].name])
     assert [layer.number for layer in some.layers] == [0, whole.depth - 1]
     assert some.depth == whole.depth and some.layout.grid == whole.layout.grid
     for layer in some.layers:
-        axis = 1 if layer.layout.index is None else 2
-        expected = whole.layers[layer.number].weights.select(axis, 1).unsqueeze(axis)
-        assert torch.equal(layer.weights, expected)
-        assert layer.heads == (1,)
+        assert torch.equal(layer.weights, whole.layers[layer.number].weights)
 
 
 @pytest.mark.parametrize("fusion", ["mean", "max", "min"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from explained_models import Seen, noise, seen
 from explorer_pages import read_page
-from inspected_models import HF, own, timm_model, torchvision_swin, transformers_model
+from inspected_models import HF, own, timm_model, torchvision_swin, transformers_model, verified
 from model_settings import random_images, redraw
 from PIL import Image
 from torch import nn
@@ -68,7 +68,7 @@ def size_of(name: str) -> int:
 def test_headless_model_has_methods_without_a_class_and_no_others(name: str) -> None:
     model = HEADLESS[name]()
     images = random_images(1, 3, size_of(name), size_of(name))
-    captured = capture(model, images, verify=True)
+    captured = verified(model, images)
     assert captured.logits is None
     able = {method for method, reason in methods_of(captured).items() if reason is None}
     assert able == {"attention", "rollout", "norm", "pca"}

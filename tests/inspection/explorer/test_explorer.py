@@ -20,11 +20,9 @@ from PIL import Image
 from torch import nn
 
 from vision.inspection.capture.capture import Passes, capture
-from vision.inspection.capture.recording import CaptureError
-from vision.inspection.explorer.encoding import RowEncoder
-from vision.inspection.explorer.gather import gather
-from vision.inspection.explorer.pack import LADDER, pack
-from vision.inspection.explorer.page import write_page
+from vision.inspection.capture.captured import CaptureError
+from vision.inspection.explorer.pack import LADDER, RowEncoder, pack
+from vision.inspection.explorer.page import FINISHED, gather, write_page
 
 KINDS = ["vit", "vit mean", "swin", "swin padded", "swin_v2"]
 
@@ -101,14 +99,14 @@ def test_rows_of_four_bits_with_a_tower_keep_the_shape_of_the_rest() -> None:
 @pytest.mark.parametrize("kind", ["vit with many heads", "swin with many heads"])
 def test_ladder_with_less_and_less_room_steps_down_and_stays_within_it(kind: str) -> None:
     model, image = explained_model(kind)
-    material = gather(Passes(model, image), names=NAMES, classes=3)
-    whole = pack(material, limit=10**9)
+    content = gather(Passes(model, image), names=NAMES, classes=3)
+    whole = pack(content, limit=10**9)
     assert whole.rung is LADDER[0]
     rungs = [1]
     limit = len(whole.stream)
     lowest = len(LADDER) - kind.startswith("swin")  # the last pools keys, which windows do not
     while rungs[-1] < lowest:
-        packed = pack(material, limit=limit)
+        packed = pack(content, limit=limit)
         assert len(packed.stream) <= limit
         assert packed.header["rung"]["says"] == packed.rung.says
         rungs.append(packed.rung.number)
@@ -116,7 +114,7 @@ def test_ladder_with_less_and_less_room_steps_down_and_stays_within_it(kind: str
     assert rungs == sorted(rungs)
     assert len(set(rungs)) >= 4
     with pytest.raises(ValueError, match=r"takes at least .* raise max_megabytes"):
-        pack(material, limit=1000)
+        pack(content, limit=1000)
 
 
 def test_rung_of_fused_heads_keeps_their_mean_maximum_and_minimum(
@@ -124,11 +122,11 @@ def test_rung_of_fused_heads_keeps_their_mean_maximum_and_minimum(
 ) -> None:
     monkeypatch.setattr("vision.inspection.explorer.pack.LADDER", LADDER[2:])
     model, image = explained_model("vit")
-    material = gather(Passes(model, image), names=NAMES, classes=1)
-    packed = pack(material, limit=10**9)
+    content = gather(Passes(model, image), names=NAMES, classes=1)
+    packed = pack(content, limit=10**9)
     assert packed.header["fusions"] == ["mean", "max", "min"]
     raw = zlib.decompress(packed.stream)
-    for header, layer in zip(packed.header["layers"], material.captured.layers, strict=True):
+    for header, layer in zip(packed.header["layers"], content.captured.layers, strict=True):
         heads = layer.weights[0]
         fused = torch.stack([heads.mean(0), heads.amax(0), heads.amin(0)]).reshape(-1, 51)
         assert np.abs(decoded(raw, header["values"]) - fused.numpy()).max() <= 0.001
@@ -180,6 +178,12 @@ def test_classes_are_the_most_probable_in_order(tmp_path: Path) -> None:
     )
 
 
+def test_maps_of_a_class_are_stored_in_one_order(tmp_path: Path) -> None:
+    """So that equal pages are equal files, whatever the order of a set in this process."""
+    header, _ = read_page(make_page("swin", tmp_path / "page.html").path)
+    assert [list(entry["maps"]) for entry in header["classes"]] == [list(FINISHED)] * 3
+
+
 def test_model_without_classes_asked_for_needs_no_names(tmp_path: Path) -> None:
     header, _ = read_page(make_page("vit", tmp_path / "page.html", top=0, classes=None).path)
     assert header["classes"] == []
@@ -226,7 +230,7 @@ def test_model_without_attention_is_refused(tmp_path: Path) -> None:
 
 def test_selection_of_layers_is_refused() -> None:
     model, image = explained_model("vit")
-    material = gather(Passes(model, image), names=None, classes=0)
-    some = replace(material.captured, layers=material.captured.layers[:1])
+    content = gather(Passes(model, image), names=None, classes=0)
+    some = replace(content.captured, layers=content.captured.layers[:1])
     with pytest.raises(ValueError, match="needs all 3 layers"):
-        pack(replace(material, captured=some), limit=10**9)
+        pack(replace(content, captured=some), limit=10**9)

@@ -14,14 +14,13 @@ from inspected_models import built
 from PIL import Image
 
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.recording import Captured
+from vision.inspection.capture.captured import Captured
 from vision.inspection.explain import available_methods
 from vision.inspection.explorer.pack import LADDER
 from vision.inspection.explorer.page import PAGE_METHODS, write_page
 from vision.inspection.methods.attribution import attribute
-from vision.inspection.methods.gradients import chefer, gradient_rollout, token_gradcam
-from vision.inspection.methods.rollout import fused, rollout, seed_of
-from vision.inspection.methods.token_maps import cam_seed, norm_map
+from vision.inspection.methods.layer_maps import cam_seed, token_gradcam, token_norms
+from vision.inspection.methods.rollout import chefer, fused, gradient_rollout, rollout, seed_of
 
 pytestmark = pytest.mark.browser
 KINDS = ["vit", "vit mean", "swin", "swin padded", "swin_v2"]
@@ -266,7 +265,7 @@ def test_class_methods_equal_python(opened: Any, kind: str, klass: int) -> None:
 
 
 def test_norms_equal_python(opened: Any) -> None:
-    norms = norm_map(captured_of("swin")).norms[0].flatten()
+    norms = token_norms(captured_of("swin"))[0]
     close(opened("swin").evaluate({"method": "norm"}, {"kind": "pool"}), norms, 1e-4)
 
 

@@ -14,13 +14,17 @@ from PIL import Image
 
 from vision.config import ConfigError
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.recording import Captured
-from vision.inspection.explain import ALL, as_batch, available_methods, explain
+from vision.inspection.capture.captured import Captured
+from vision.inspection.explain import as_batch, every_method, explain
 from vision.inspection.figures.diagnostics import diagnostics, gather_heads, heads_figure
 from vision.inspection.figures.drawing import Drawing, Style, colour_limit
 from vision.inspection.figures.filmstrip import comparison, film_strip
-from vision.inspection.figures.heads import heads_sheet, nine_places, queries_sheet
-from vision.inspection.figures.microscope import microscope
+from vision.inspection.figures.raw_attention import (
+    heads_sheet,
+    microscope,
+    nine_places,
+    queries_sheet,
+)
 from vision.inspection.figures.sheet import overlay_sheet
 from vision.inspection.methods.attribution import attribute
 from vision.inspection.methods.rollout import seed_of
@@ -150,7 +154,7 @@ def test_heads_sheet_has_every_head_of_every_layer(name: str) -> None:
     drawing = heads_sheet(captured, pixels[0], style=SMALL)
     for layer in captured.layers:
         values = drawing.numbers[f"layer{layer.number}"]
-        assert len(values) == len(layer.heads)
+        assert len(values) == layer.weights.shape[layer.head_axis]
         mean = attribute(captured, None, "attention", layer=layer.number, head=1)
         expected = mean.values[0] * layer.layout.tokens
         assert torch.allclose(torch.from_numpy(values[1]), expected, atol=1e-4)
@@ -184,13 +188,6 @@ def test_microscope_outlines_windows_and_hatches_what_is_masked() -> None:
         assert values.sum() / layer.layout.keys(cell) == pytest.approx(1, abs=1e-4)
 
 
-def test_microscope_of_a_model_without_windows_says_what_to_use() -> None:
-    subject, pixels = seen(), noise()
-    captured = capture(subject.model, as_batch(subject, pixels))
-    with pytest.raises(ConfigError, match=r"needs windows.*queries"):
-        microscope(captured, pixels[0], (1, 1))
-
-
 def test_film_strip_ends_with_the_rollout() -> None:
     subject, pixels = seen("swin_mini"), noise()
     captured = capture(subject.model, as_batch(subject, pixels))
@@ -204,7 +201,7 @@ def test_film_strip_ends_with_the_rollout() -> None:
 def test_comparison_shows_every_method_and_its_scores(name: str) -> None:
     subject, pixels = seen(name), noise()
     captured = capture(subject.model, as_batch(subject, pixels), reduce="mean")
-    explanation = explain(subject, pixels, available_methods(ALL, captured), classes=1)[0]
+    explanation = explain(subject, pixels, every_method(captured), classes=1)[0]
     scores = {"rollout": {"pointing": 73.0}}
     drawing = comparison(explanation, captured, scores=scores, style=SMALL)
     assert "pointing 73" in texts(drawing)

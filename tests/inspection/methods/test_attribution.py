@@ -12,13 +12,12 @@ from model_settings import random_images
 
 from vision.config import ConfigError
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.recording import CaptureError
+from vision.inspection.capture.captured import CaptureError
 from vision.inspection.explain import explain
 from vision.inspection.methods.attribution import attribute, methods_of
-from vision.inspection.methods.gradients import chefer
-from vision.inspection.methods.rollout import rollout, seed_of
+from vision.inspection.methods.layer_maps import cam_seed
+from vision.inspection.methods.rollout import chefer, rollout, seed_of
 from vision.inspection.methods.spec import METHODS, parse_methods
-from vision.inspection.methods.token_maps import cam_seed
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -6,14 +6,9 @@ from inspected_models import built, dense, merge_matrix, rows_normal
 from torch import Tensor
 
 from vision.inspection.capture.capture import capture, logits_of
-from vision.inspection.capture.recording import Captured, LayerAttention
-from vision.inspection.methods.gradients import (
-    attention_gradcam,
-    chefer,
-    gradient_rollout,
-    token_gradcam,
-)
-from vision.inspection.methods.rollout import seed_of
+from vision.inspection.capture.captured import Captured, LayerAttention
+from vision.inspection.methods.layer_maps import attention_gradcam, token_gradcam
+from vision.inspection.methods.rollout import chefer, gradient_rollout, seed_of
 
 NAMES = ["own vit registers", "own swin padded", "timm vit", "torchvision swin padded"]
 

@@ -4,16 +4,23 @@ from typing import Any
 
 import pytest
 import torch
-from inspected_models import built, dense, made_capture, made_layer, merge_matrix, rows_normal
+from inspected_models import (
+    built,
+    dense,
+    made_capture,
+    made_layer,
+    merge_matrix,
+    reach,
+    rows_normal,
+)
 from model_settings import random_images
 from torch import Tensor
 
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.foreign_windows import shift_regions, window_index
-from vision.inspection.capture.layout import Layout
-from vision.inspection.capture.recording import Captured, LayerAttention
+from vision.inspection.capture.captured import Captured, LayerAttention, Layout
+from vision.inspection.capture.foreign_models import shift_regions, window_index
+from vision.inspection.methods.layer_maps import cam_seed
 from vision.inspection.methods.rollout import rollout, rollout_steps, seed_of
-from vision.inspection.methods.token_maps import cam_seed
 
 
 def whole_rollout(
@@ -51,8 +58,8 @@ def discarded(matrix: Tensor, layer: LayerAttention, share: float) -> Tensor:
             if layer.layout.index is None:
                 keys = [j for j in range(prefix, len(row)) if j != i]
             else:
-                reach = layer.layout.reach(divmod(i, layer.layout.grid[1])).flatten()
-                keys = [j for j in range(len(row)) if reach[j] and j != i]
+                near = reach(layer.layout, divmod(i, layer.layout.grid[1])).flatten()
+                keys = [j for j in range(len(row)) if near[j] and j != i]
             keys.sort(key=lambda j, row=row: row[j].item())
             row[keys[: int(len(keys) * share)]] = 0
     return matrix
@@ -240,7 +247,7 @@ def test_class_seeded_rollout_starts_from_cells_that_speak_for_the_class(name: s
         ({"residual": "auto"}, "or 'measured', found 'auto'"),
         ({"discard": 1.0}, "at least 0 and below 1"),
         ({"fusion": "median"}, "Unknown fusion"),
-        ({"start_layer": 3}, "no layer 3"),
+        ({"start_layer": 3}, "no captured layer 3"),
         ({"start_layer": 2, "end_layer": 0}, "lies above"),
     ],
 )

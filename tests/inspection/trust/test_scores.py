@@ -19,7 +19,6 @@ from vision.inspection.trust.localization import (
     random_map,
     separation,
 )
-from vision.inspection.trust.masks import Pair, Sample
 from vision.inspection.trust.perturbation import (
     blur,
     curve_area,
@@ -27,7 +26,7 @@ from vision.inspection.trust.perturbation import (
     perturbation_area,
     ranked,
 )
-from vision.inspection.trust.scoring import METRICS, score
+from vision.inspection.trust.scoring import METRICS, Pair, Sample, score
 
 MASK = np.zeros((4, 4), dtype=bool)
 MASK[:2, :2] = True  # a quarter
@@ -54,7 +53,7 @@ def test_overlap_cuts_at_the_mean_and_pools_counts() -> None:
     values = np.zeros((4, 4))
     values[:2, :3] = 1  # 4 pixels right, 2 too many
     one = overlap(values, MASK)
-    assert one.correct == 14
+    assert one.intersections.sum() == 14
     assert one.intersections.tolist() == [10, 4] and one.unions.tolist() == [12, 6]
     both = pooled([one, overlap(MASK.astype(float), MASK)])
     assert both.accuracy == 30 / 32
@@ -174,7 +173,7 @@ def some_pairs() -> list[Pair]:
 @pytest.mark.parametrize("name", ["vit_mini", "swin_mini"])
 def test_score_has_every_metric_for_baselines_and_methods(name: str) -> None:
     subject = seen(name)
-    samples = [Sample(str(i), pixels, a_mask()) for i, pixels in enumerate(noise(number=3))]
+    samples = [Sample(pixels, a_mask()) for pixels in noise(number=3)]
     choices = parse_methods(["rollout", "chefer", "token_gradcam"])
     found = score(subject, samples, choices, pairs=some_pairs(), steps=3, batch_size=2)
     assert list(found) == ["random", "centre", "rollout", "chefer", "token_gradcam"]
@@ -185,7 +184,7 @@ def test_score_has_every_metric_for_baselines_and_methods(name: str) -> None:
 
 def test_score_does_not_depend_on_the_batch_size() -> None:
     subject = seen()
-    samples = [Sample(str(i), pixels, a_mask()) for i, pixels in enumerate(noise(number=3))]
+    samples = [Sample(pixels, a_mask()) for pixels in noise(number=3)]
     choices = parse_methods(["rollout", "gradient_rollout:normalize:true"])
     one, three = (
         score(subject, samples, choices, pairs=some_pairs(), steps=2, batch_size=size)
@@ -196,26 +195,26 @@ def test_score_does_not_depend_on_the_batch_size() -> None:
 
 
 def test_score_without_masks_has_what_needs_none() -> None:
-    samples = [Sample("a", noise()[0], None)]
+    samples = [Sample(noise()[0], None)]
     found = score(seen(), samples, parse_methods(["rollout"]), steps=2)
     assert list(found["rollout"]) == ["positive", "negative", "deletion", "insertion"]
 
 
 def test_score_without_steps_compares_with_masks_only() -> None:
     subject = seen("swin_mini")
-    samples = [Sample(str(i), pixels, a_mask()) for i, pixels in enumerate(noise(number=2))]
+    samples = [Sample(pixels, a_mask()) for pixels in noise(number=2)]
     choices = parse_methods(["rollout", "chefer"])
     whole, some = (score(subject, samples, choices, steps=steps) for steps in (2, None))
     for method, numbers in some.items():
         assert list(numbers) == ["pointing", "energy", "pixel_accuracy", "map", "miou"]
         assert all(whole[method][metric] == value for metric, value in numbers.items())
     with pytest.raises(ValueError, match="needs a mask"):
-        score(subject, [Sample("a", noise()[0], None)], choices, steps=None)
+        score(subject, [Sample(noise()[0], None)], choices, steps=None)
 
 
 def test_score_of_a_headless_model_needs_masks_and_no_steps() -> None:
     subject = seen(classes=0)
-    samples = [Sample("a", noise()[0], a_mask())]
+    samples = [Sample(noise()[0], a_mask())]
     choices = parse_methods(["rollout"])
     assert "miou" in score(subject, samples, choices, steps=None)["rollout"]
     with pytest.raises(ValueError, match="this model has no classes"):

@@ -11,20 +11,23 @@ from vision.inference.load import Loaded
 from vision.inference.visualize.configs import VisualizeConfig
 from vision.inference.visualize.images import Item
 from vision.inspection.capture.capture import Passes
-from vision.inspection.capture.recording import Captured
+from vision.inspection.capture.captured import Captured
 from vision.inspection.explain import Explanation, as_batch, available_methods, explain
 from vision.inspection.explorer.page import PAGE_METHODS, Scores, write_page
 from vision.inspection.figures.drawing import Drawing, Style
 from vision.inspection.figures.filmstrip import comparison, film_strip
-from vision.inspection.figures.heads import heads_sheet, nine_places, queries_sheet
-from vision.inspection.figures.microscope import microscope
+from vision.inspection.figures.raw_attention import (
+    heads_sheet,
+    microscope,
+    nine_places,
+    queries_sheet,
+)
 from vision.inspection.figures.sheet import overlay_sheet
+from vision.inspection.methods.layer_maps import cam_seed
 from vision.inspection.methods.rollout import seed_of
 from vision.inspection.methods.spec import MethodChoice
-from vision.inspection.methods.token_maps import cam_seed
 from vision.inspection.trust.localization import Mask
-from vision.inspection.trust.masks import Sample
-from vision.inspection.trust.scoring import score
+from vision.inspection.trust.scoring import Sample, score
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,10 +75,9 @@ class View:
         self, choices: Sequence[MethodChoice], mask: Mask | None, steps: int | None
     ) -> dict[str, dict[str, float]]:
         """The scores of some methods on this image."""
-        sample = Sample(self.item.name, self.pixels, mask)
         return score(
             self.model.loaded,
-            [sample],
+            [Sample(self.pixels, mask)],
             choices,
             steps=steps,
             seed=self.config.seed,

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,12 +15,12 @@ from vision.data.sources.shapes import CLASSES
 from vision.files import write_text
 from vision.inference.visualize.configs import VisualizeConfig
 from vision.inference.visualize.draw import VisualizedModel
-from vision.inference.visualize.images import Item
-from vision.inspection.trust.masks import Pair, Sample, two_object_pairs
-from vision.inspection.trust.scoring import METRICS, score
+from vision.inference.visualize.images import Item, two_object_pairs
+from vision.inspection.trust.scoring import BASELINES, METRICS, Pair, Sample, score
 from vision.terminal import plain, print_wide, progress_bar
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
     from rich.table import Table
 
 Scores = dict[str, dict[str, dict[str, float]]]
@@ -40,8 +40,7 @@ def score_all(
             problems.update(dict.fromkeys(bad))
             if not samples:
                 raise ConfigError("score: no image is left to score maps on.")
-            task = progress.add_task(model.name, total=len(samples))
-            found[model.name] = _scored(model, samples, config, partial(progress.advance, task))
+            found[model.name] = _scored(model, samples, config, progress)
             count = len(samples)
     show(found, config.format)
     _store(found, count, config)
@@ -51,14 +50,12 @@ def score_all(
 
 
 def _scored(
-    model: VisualizedModel,
-    samples: Sequence[Sample],
-    config: VisualizeConfig,
-    advance: Callable[[int], None],
+    model: VisualizedModel, samples: Sequence[Sample], config: VisualizeConfig, progress: "Progress"
 ) -> dict[str, dict[str, float]]:
+    task = progress.add_task(model.name, total=len(samples))
     pairs: list[Pair] = []
     if isinstance(config.data, ShapesConfig) and set(CLASSES) <= set(model.loaded.classes):
-        pairs = two_object_pairs(model.loaded, len(samples), config.seed, CLASSES)
+        pairs = two_object_pairs(model.loaded, len(samples), config.seed)
     try:
         return score(
             model.loaded,
@@ -68,7 +65,7 @@ def _scored(
             steps=config.steps,
             seed=config.seed,
             batch_size=config.batch_size,
-            advance=advance,
+            advance=partial(progress.advance, task),
         )
     except ConfigError:
         raise
@@ -89,7 +86,7 @@ def _samples(model: VisualizedModel, items: Sequence[Item]) -> tuple[list[Sample
         if item.mask is not None and mask is None:
             bad.append(f"{item.name}: nothing of the object is left in what the model sees.")
             continue
-        samples.append(Sample(item.name, pixels, mask))
+        samples.append(Sample(pixels, mask))
     return samples, bad
 
 
@@ -117,7 +114,7 @@ def table(found: Scores) -> "Table":
         if len(found) > 1:
             result.add_row(plain(model), style="bold")
         for method, numbers in methods.items():
-            style = "dim" if method in ("random", "centre") else ""
+            style = "dim" if method in BASELINES else ""
             values = (f"{numbers[m]:.1f}" if m in numbers else "–" for m in metrics)
             result.add_row(method, *values, style=style)
         result.add_section()

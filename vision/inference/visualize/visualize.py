@@ -15,22 +15,19 @@ from vision.inference.load import Loaded
 from vision.inference.predict import find_images
 from vision.inference.visualize.configs import VisualizeConfig, inches
 from vision.inference.visualize.draw import View, VisualizedModel, draw_figure, draw_page
-from vision.inference.visualize.images import Item, items_of_data, items_of_files, some
+from vision.inference.visualize.images import Item, items_of_data, items_of_files, mask_file, some
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.recording import Captured, CaptureError
+from vision.inspection.capture.captured import Captured, CaptureError
 from vision.inspection.explain import (
-    ALL,
     as_batch,
-    available_methods,
     check_methods,
     class_numbers,
     default_methods,
+    every_method,
 )
-from vision.inspection.figures.captions import Caption, record_of, stored_record
 from vision.inspection.figures.diagnostics import diagnostics, gather_heads
-from vision.inspection.figures.drawing import Style, caption_file
+from vision.inspection.figures.drawing import Caption, Style, caption_file, record_of, stored_record
 from vision.inspection.methods.spec import parse_methods
-from vision.inspection.trust.masks import mask_file
 from vision.terminal import progress_bar
 
 MOST_FOR_STATISTICS = 128
@@ -60,12 +57,8 @@ class Outcome:
 
     written: int = 0
     skipped: int = 0
-    problems: list[str] = field(default_factory=list)
-
-    def problem(self, error: UnreadableImageError) -> None:
-        """Note an image that cannot be read, once."""
-        if str(error) not in self.problems:
-            self.problems.append(str(error))
+    problems: dict[str, None] = field(default_factory=dict)
+    """Messages, each once."""
 
 
 def run(loaded: Sequence[Loaded], config: VisualizeConfig) -> int:
@@ -122,7 +115,7 @@ def visualized_models(
                 "figures=[queries]."
             )
         choices = asked or default_methods(*probes)
-        every = asked or tuple(available_methods(ALL, probe))
+        every = asked or every_method(probe)
         found.append(VisualizedModel(name, one, choices, every, classes))
     return found
 
@@ -152,8 +145,7 @@ def draw_all(
             progress.advance(bar)
         if "diagnostics" in config.figures:
             for model in models:
-                label = "diagnostics" + (f"-{_file_name(model.name)}" if len(models) > 1 else "")
-                _diagnose(model, items, config, outcome, label)
+                _diagnose(model, items, config, outcome)
     return outcome
 
 
@@ -189,7 +181,7 @@ def _draw_image(
                     views[model.name] = View(model, item, pixels, config, style)
             _draw_task(task, [views[model.name] for model in task.models])
         except UnreadableImageError as error:  # the image, or its mask
-            outcome.problem(error)
+            outcome.problems[str(error)] = None
         else:
             outcome.written += 1
 
@@ -208,18 +200,14 @@ def _draw_task(task: FigureTask, views: Sequence[View]) -> None:
 
 
 def _diagnose(
-    model: VisualizedModel,
-    items: Sequence[Item],
-    config: VisualizeConfig,
-    outcome: Outcome,
-    label: str,
+    model: VisualizedModel, items: Sequence[Item], config: VisualizeConfig, outcome: Outcome
 ) -> None:
     loaded, pixels = model.loaded, []
     for item in items[:MOST_FOR_STATISTICS]:
         try:
             pixels.append(item.pixels(loaded))
         except UnreadableImageError as error:
-            outcome.problem(error)
+            outcome.problems[str(error)] = None
     if not pixels:
         return
     size = config.batch_size
@@ -228,6 +216,8 @@ def _diagnose(
     heads = gather_heads(loaded.model, captures)
     drawing = diagnostics(loaded.model, heads, name=model.name, style=style_of(config))
     drawing = drawing.with_facts(*_origin([model], config))
+    several = len(config.checkpoint) > 1
+    label = f"diagnostics-{_file_name(model.name)}" if several else "diagnostics"
     drawing.save(config.output / label, config.formats)
     outcome.written += 1
 

@@ -4,8 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from vision.inspection.capture.layout import prefix_names
-from vision.inspection.capture.recording import Anatomy, CaptureError, Pool
+from vision.inspection.capture.captured import Anatomy, CaptureError, Pool
 from vision.models.layers import Grid
 from vision.models.swin import Swin
 from vision.models.vit import ViT
@@ -142,6 +141,12 @@ def _transformers(model: Any, patch: Grid) -> Anatomy:
     elif head is not None and norm is not None and head.in_features == 2 * norm.weight.numel():
         pool = "class and mean"  # DINOv2 puts both side by side
     return Anatomy(prefix, patch, pool, norm, head, last=norm)
+
+
+def prefix_names(*, class_token: bool, distillation: bool, registers: int) -> tuple[str, ...]:
+    """The names of prefix tokens, in the order that all models share."""
+    names = ["class"] * class_token + ["distillation"] * distillation
+    return (*names, *(f"register {i + 1}" for i in range(registers)))
 
 
 def _prefix(model: Any) -> tuple[str, ...]:

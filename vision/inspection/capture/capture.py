@@ -4,25 +4,31 @@ This project's models hand their attention to an observer; any other model runs 
 function mode (`vision/inspection/capture/foreign_models.py`). The model itself is not changed.
 """
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vision.inspection.capture.anatomy import anatomy_of, has_head, own_model
+from vision.inspection.capture.captured import Anatomy, Captured, CaptureError, Fusion, Layout
 from vision.inspection.capture.foreign_models import watching_foreign
-from vision.inspection.capture.hooks import evaluating, keeping_tokens, measuring_shares
-from vision.inspection.capture.own_models import watching_own
 from vision.inspection.capture.recording import (
-    TOLERANCE,
-    Captured,
-    CaptureError,
-    Fusion,
     Recorder,
+    check_output,
+    keeping_tokens,
+    measuring_shares,
+    removing,
 )
-from vision.models.swin import Swin
+from vision.models.attention import Observer
+from vision.models.layers import Grid, pad_to_multiple
+from vision.models.pooling import AttentionPool
+from vision.models.swin import Stage, Swin
+from vision.models.vit import ViT
+from vision.models.windows import StageShape, partition
 
 Targets = int | Sequence[int] | Tensor
 """One class for all images, or one for each."""
@@ -35,35 +41,24 @@ def capture(
     targets: Targets | None = None,
     gradients: bool = False,
     layers: Sequence[int | str] | None = None,
-    heads: Sequence[int] | None = None,
     reduce: Fusion | None = None,
-    verify: bool = False,
 ) -> Captured:
     """The attention of a model for images (b channels height width), in evaluation mode.
 
     targets: the classes that methods will explain; by default the predicted ones.
     gradients: also capture the gradients of the targets' logits.
-    layers: numbers (negative: from the end) or names. heads: numbers, of every layer. reduce: keep
-    only the mean, max or min over heads, layer by layer, to save memory.
-    verify: compare the logits with those of a plain forward pass.
+    layers: numbers (negative: from the end) or names. reduce: keep only the mean, max or min over
+    heads, layer by layer, to save memory.
     """
     if gradients and reduce is not None:
         raise ValueError(
             "reduce cannot be combined with gradients, which need the weights of every head; "
-            "to save memory choose some layers or heads."
+            "to save memory choose some layers."
         )
     if layers is not None and not layers:
         raise ValueError("layers is empty: name at least one layer, or leave it out for all.")
-    recorder = Recorder(images.shape[0], gradients, layers, heads, reduce)
-    (captured,) = _run(model, images, recorder, [targets])
-    if verify and captured.logits is not None:
-        with evaluating(model), torch.no_grad():
-            plain = logits_of(model(images))
-        assert plain is not None
-        apart = (plain - captured.logits).abs().max().item()
-        if not apart <= TOLERANCE.get(plain.dtype, 1e-2) * max(1.0, plain.abs().max().item()):
-            raise CaptureError(f"The logits with and without capture differ by {apart:.2g}.")
-    return captured
+    recorder = Recorder(images.shape[0], gradients, layers, reduce)
+    return _run(model, images, recorder, [targets])[0]
 
 
 class Passes:
@@ -87,7 +82,7 @@ class Passes:
         keys = [tuple(column.tolist()) for column in targets.T]
         missing = [key for key in dict.fromkeys(keys) if key not in self._by_targets]
         if missing:
-            recorder = Recorder(self.images.shape[0], True, None, None, None)
+            recorder = Recorder(self.images.shape[0], gradients=True)
             found = _run(self.model, self.images, recorder, missing)
             self._by_targets |= dict(zip(missing, found, strict=True))
         return [self._by_targets[key] for key in keys]
@@ -100,7 +95,8 @@ def _run(
     _check_arguments(model, images)
     anatomy = anatomy_of(model)
     size = (images.shape[-2], images.shape[-1])
-    watching = watching_foreign if own_model(model) is None else watching_own
+    own = own_model(model)
+    watching = watching_foreign if own is None else _watching_own
     with (
         evaluating(model),
         torch.set_grad_enabled(recorder.gradients),
@@ -138,7 +134,7 @@ def _run(
                     model=type(model).__name__,
                     logits=None if logits is None else logits.detach(),
                     targets=chosen,
-                    layers=recorder.finish(score, shares, isinstance(own_model(model), Swin)),
+                    layers=recorder.finish(score, shares, isinstance(own, Swin)),
                     depth=len(recorder.names),
                     tokens=tokens[0] if tokens and tokens[0].shape[1] == layout.tokens else None,
                     layout=layout,
@@ -186,3 +182,125 @@ def chosen_classes(logits: Tensor, targets: Targets | None) -> Tensor:
     if bool(((chosen < 0) | (chosen >= classes)).any()):
         raise ValueError(f"Targets must be classes from 0 to {classes - 1}: {chosen.tolist()}.")
     return chosen
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; afterwards every module has its former mode."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def _watching_own(
+    model: nn.Module, recorder: Recorder, anatomy: Anatomy, size: Grid
+) -> Iterator[None]:
+    """While this lasts, the attention of a model of this project goes to the recorder."""
+    observers = _observers(model, recorder, anatomy, size)
+    watched: dict[Any, Observer] = {observer.module: observer for observer in observers}
+    for module in model.modules():
+        if isinstance(module, AttentionPool):
+            watched[module] = partial(_record_pooling, recorder)
+    before = {module: vars(module).get("observer") for module in watched}
+    handles = [o.module.register_forward_pre_hook(o.enter) for o in observers]
+    try:
+        for module, observer in watched.items():
+            module.observer = observer
+        with removing(handles):
+            yield
+    finally:
+        for module, former in before.items():
+            del module.observer  # the class has the default
+            if former is not None:
+                module.observer = former
+
+
+def _record_pooling(recorder: Recorder, weights: Tensor) -> Tensor:
+    """Record the weights (b h 1 n) of an attention pooling and return them unchanged."""
+    if recorder.open:
+        recorder.pooling = weights.detach().mean(dim=1)[:, 0]
+    return weights
+
+
+@dataclass(eq=False)
+class _Observer:
+    """The observer of one attention module."""
+
+    name: str
+    module: Any
+    layout: Callable[[], Layout]
+    recorder: Recorder
+    inputs: Tensor | None = None
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Keep the input of the module, for its gradient."""
+        self.inputs = args[0] if self.recorder.gradients else None
+
+    def __call__(self, weights: Tensor) -> Tensor:
+        """Record the weights and return them unchanged."""
+        self.recorder.add(self.name, weights, self.layout, self.inputs)
+        self.inputs = None
+        return weights
+
+    def check(self, explicit: Tensor, fused: Callable[[], Tensor]) -> None:
+        """Compare the explicit with the fused path."""
+        with torch.no_grad():
+            check_output(self.name, explicit, fused())
+
+
+def _observers(
+    model: nn.Module, recorder: Recorder, anatomy: Anatomy, size: Grid
+) -> list[_Observer]:
+    """Observers of the attention modules, in the order in which these run."""
+    own = own_model(model)
+    assert own is not None
+    name = next(name for name, module in model.named_modules() if module is own)
+    prefix = f"{name}." if name else ""
+    grid = own.patch_embed.grid(size)
+    if isinstance(own, ViT):
+        layout = Layout(anatomy.prefix, grid, anatomy.patch, size)
+        return [
+            _Observer(f"{prefix}blocks.{i}.attn", block.attn, lambda: layout, recorder)
+            for i, block in enumerate(own.blocks)
+        ]
+    shapes = own.shapes(grid)
+    observers = []
+    for s, stage in enumerate(own.layers):
+        assert isinstance(stage, Stage)
+        stride = (anatomy.patch[0] * 2**s, anatomy.patch[1] * 2**s)
+        # Blocks of a kind share one layout, computed when first needed.
+        kinds = [
+            cache(partial(_own_windows, stage, shapes[s], second, stride, size))
+            for second in (False, True)
+        ]
+        for i, block in enumerate(stage.blocks):
+            name = f"{prefix}layers.{s}.blocks.{i}.attn"
+            observers.append(_Observer(name, block.attn, kinds[i % 2], recorder))
+    return observers
+
+
+def _own_windows(stage: Stage, shape: StageShape, second: bool, stride: Grid, size: Grid) -> Layout:
+    """The layout of a block, by the order and the masks that the stage itself uses."""
+    windows = stage.windows(shape)
+    rows, columns = shape.grid
+    numbers = torch.arange(rows * columns, device=stage.tensors.device).view(1, 1, rows, columns)
+    # Padding is zero in the model: number cells from 1 to distinguish the first from padding.
+    slots = partition(pad_to_multiple(numbers + 1, shape.window) - 1, shape.window)
+    shifted = second and windows.to_shifted is not None
+    slots = windows.shift(slots) if shifted else slots
+    mask = windows.of_block(int(second)).mask
+    return Layout(
+        (),
+        shape.grid,
+        stride,
+        size,
+        shape.window,
+        shape.shift if shifted else (0, 0),
+        slots.view(-1, shape.window[0] * shape.window[1]),
+        None if mask is None else mask[:, 0] == 0,
+    )

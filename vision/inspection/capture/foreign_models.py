@@ -1,9 +1,11 @@
 """Attention of models from other libraries, through one torch function mode.
 
-Under the mode `scaled_dot_product_attention` computes its weights explicitly, whoever calls it;
-`multi_head_attention_forward` is led there; and a softmax whose result is multiplied with values is
-taken as it is. The order of tokens in windows is not assumed but found: the one that turns the
-input of the block into what its queries were computed from.
+Under the mode `scaled_dot_product_attention` computes its weights explicitly;
+`multi_head_attention_forward` is made to call it; and a softmax that is multiplied by values is
+recorded as it is. The order of tokens in windows is not assumed: of all known orders, the one is
+chosen that turns the input of the block into what its queries were computed from.
+
+Axes: w windows · t, s slots of a window (queries, keys) · h, w rows and columns of a window.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,12 +15,12 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vision.inspection.capture.foreign_windows import shift_regions, window_index
-from vision.inspection.capture.layout import Layout
-from vision.inspection.capture.recording import Anatomy, CaptureError, Recorder, check_output
+from vision.inspection.capture.captured import PADDING, Anatomy, CaptureError, Layout
+from vision.inspection.capture.recording import Recorder, check_output, removing
 from vision.models.layers import Grid, ceil_div
 
 SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
@@ -41,16 +43,12 @@ def watching_foreign(
         while stack and stack.pop().module is not module:
             pass
 
-    try:
-        for name, module in model.named_modules():
-            entering = partial(enter, name)
-            handles.append(module.register_forward_pre_hook(entering, with_kwargs=True))
-            handles.append(module.register_forward_hook(leave))
-        with _AttentionMode(recorder, anatomy, size, stack):
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    for name, module in model.named_modules():
+        entering = partial(enter, name)
+        handles.append(module.register_forward_pre_hook(entering, with_kwargs=True))
+        handles.append(module.register_forward_hook(leave))
+    with removing(handles), _AttentionMode(recorder, anatomy, size, stack):
+        yield
 
 
 class _Running(NamedTuple):
@@ -99,7 +97,7 @@ class _AttentionMode(TorchFunctionMode):
         return out
 
     def _is_pending(self, tensor: Any) -> bool:
-        """Whether a tensor is the last softmax; dropout that drops nothing hands out an alias."""
+        """Whether a tensor is the last softmax; dropout that drops nothing returns an alias."""
         if self.pending is None or not isinstance(tensor, Tensor):
             return False
         same = tensor.data_ptr() == self.pending.data_ptr()
@@ -178,7 +176,7 @@ class _AttentionMode(TorchFunctionMode):
         expected = (weights.shape[0], weights.shape[-1])
         known = inputs is not None and inputs.shape[:2] == expected
         self.recorder.add(
-            self._name(), weights, lambda: self._layout(weights), lambda: inputs if known else None
+            self._name(), weights, lambda: self._layout(weights), inputs if known else None
         )
 
     def _layout(self, weights: Tensor) -> Layout:
@@ -276,3 +274,45 @@ def _pair(size: Any) -> Grid:
     if isinstance(size, tuple | list):
         return int(size[0]), int(size[1])
     return int(size), int(size)
+
+
+def window_index(grid: Grid, window: Grid, shift: Grid, *, pad_first: bool) -> Tensor:
+    """The cell in every slot, or `PADDING`: (w t).
+
+    `pad_first`: the grid is padded to whole windows and then rolled (torchvision, transformers).
+    Otherwise it is rolled and then padded (timm).
+    """
+    rows, columns = grid
+    cells = torch.arange(rows * columns).view(rows, columns)
+    back = (-shift[0], -shift[1])
+    if pad_first:
+        placed = _pad(cells, window).roll(back, (0, 1))
+    else:
+        placed = _pad(cells.roll(back, (0, 1)), window)
+    return rearrange(placed, "(wy h) (wx w) -> (wy wx) (h w)", h=window[0], w=window[1])
+
+
+def shift_regions(grid: Grid, window: Grid, shift: Grid) -> Tensor | None:
+    """The pairs of slots that the mask of shifted windows allows: (w t s). None: all of them.
+
+    Rows of the rolled grid fall into three regions, before the last window, in it, and wrapped
+    around; so do columns; tokens attend within their own region.
+    """
+    if not any(shift):
+        return None
+    region = torch.zeros(1, 1, dtype=torch.int64)
+    for axis in (0, 1):
+        size = ceil_div(grid[axis], window[axis]) * window[axis]
+        place = torch.arange(size)
+        step = torch.zeros(size, dtype=torch.int64)
+        if shift[axis]:
+            step = (place >= size - window[axis]).long() + (place >= size - shift[axis]).long()
+        region = region * 3 + (step[:, None] if axis == 0 else step[None])
+    slots = rearrange(region, "(wy h) (wx w) -> (wy wx) (h w)", h=window[0], w=window[1])
+    allowed = slots[:, :, None] == slots[:, None, :]
+    return None if bool(allowed.all()) else allowed
+
+
+def _pad(cells: Tensor, window: Grid) -> Tensor:
+    below, right = -cells.shape[0] % window[0], -cells.shape[1] % window[1]
+    return F.pad(cells, (0, right, 0, below), value=PADDING)

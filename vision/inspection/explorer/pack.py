@@ -1,25 +1,155 @@
-"""The numbers of a page, on the first rung of a ladder that fits into its size.
+"""The numbers of a page in few bytes, on the first rung of a ladder that fits into its size.
 
-All numbers go into one stream (`encoding.py`); the header describes them and their positions.
+All numbers go into one stream; the header describes them and their positions. A weight a of a row
+with maximum m becomes round(levels · √(a / m)): small weights, of which there are many, keep their
+proportions. It is read as scale · (code / levels)², with a scale near m that keeps the sum of the
+row. Weights whose error exceeds the tolerance are listed with their exact value. With 4 bits so are
+the few that are far above their row (a register, an outlier), beside which others would vanish.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import zlib
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from einops import rearrange
+import numpy.typing as npt
+from einops import rearrange, reduce
 from torch import Tensor
 
-from vision.inspection.capture.layout import Layout
-from vision.inspection.capture.recording import Captured, Fusion, LayerAttention, fuse
-from vision.inspection.explorer.encoding import Numbers, RowEncoder, as_array
-from vision.inspection.explorer.gather import PageClass, PageContent
+from vision.inspection.capture.captured import Captured, Fusion, LayerAttention, Layout, fuse
+from vision.inspection.explain import ClassProbability
+from vision.inspection.methods.layer_maps import norm_outliers
 
 FORMAT = 1
-
-
+Reference = dict[str, Any]
+"""Position of numbers in the stream: their first byte, count and type."""
+Numbers = npt.NDArray[Any]
+ROW_PER_TOWER = 128
+"""At most one weight in this number is listed because it is far above its row."""
+TOWERING = 4
+"""The ratio to the other weights from which a weight counts as far above them."""
 _FUSED: tuple[Fusion, ...] = ("mean", "max", "min")
+
+
+@dataclass
+class RowEncoder:
+    """Numbers one after another, deflated as they are added."""
+
+    limit: int | None
+    largest_error: float = 0.0
+    _chunks: list[bytes] = field(default_factory=list)
+    _size: int = 0
+    _raw: int = 0
+    # Level 9 takes three times as long for a hundredth less.
+    _deflate: Any = field(default_factory=lambda: zlib.compressobj(6))
+
+    @property
+    def full(self) -> bool:
+        """Whether the limit is exceeded."""
+        return self.limit is not None and self._size > self.limit
+
+    def add(self, numbers: Numbers) -> Reference:
+        """Add numbers and return their position."""
+        kind = {"u1": "u8", "i4": "i32", "f4": "f32"}[numbers.dtype.str[1:]]
+        reference = {"at": self._raw, "count": int(numbers.size), "type": kind}
+        content = np.ascontiguousarray(numbers).tobytes()
+        content += bytes(-len(content) % 4)  # typed views in the browser begin at whole words
+        self._raw += len(content)
+        if not self.full:
+            self._keep(self._deflate.compress(content))
+        return reference
+
+    def add_floats(self, values: Tensor) -> Reference:
+        """Add a tensor in single precision."""
+        return self.add(as_array(values).ravel())
+
+    def add_rows(self, values: Numbers, bits: int, tolerance: float | None) -> dict[str, Any]:
+        """Add rows (r s) of numbers from 0, companded; None: without corrections."""
+        levels = 2**bits - 1
+        maxima = values.max(axis=1, keepdims=True)
+        if bits == 4 and tolerance is not None:
+            maxima = _without_towers(values, maxima)
+        towers = values > maxima
+        shares = np.minimum(values / np.where(maxima > 0, maxima, 1), 1)
+        codes = np.rint(np.sqrt(shares) * levels).astype(np.uint8)
+        shape = np.square(codes / np.float32(levels), dtype=np.float32)
+        limit = np.inf if tolerance is None else tolerance
+        wrong = towers | (np.abs(shape * maxima - values) > limit)
+        # The rest of a row is scaled to keep the row's sum: rounding must not change its mass.
+        have, want = (np.where(wrong, 0, v).sum(axis=1, keepdims=True) for v in (shape, values))
+        scales = np.where(have > 0, want / np.where(have > 0, have, 1), maxima).astype(np.float32)
+        off = np.abs(shape * scales - values)
+        wrong |= off > limit
+        rows: dict[str, Any] = {
+            "rows": values.shape[0],
+            "length": values.shape[1],
+            "bits": bits,
+            "codes": self.add(_nibbles(codes) if bits == 4 else codes),
+            "scales": self.add(scales),
+        }
+        if tolerance is not None:
+            places = np.flatnonzero(wrong)
+            # Differences are small numbers, which deflate better than positions.
+            rows["corrected"] = self.add(np.diff(places, prepend=0).astype(np.int32))
+            rows["corrections"] = self.add(values.ravel()[places].astype(np.float32))
+            self.largest_error = max(self.largest_error, float(np.where(wrong, 0, off).max()))
+        return rows
+
+    def finish(self) -> bytes:
+        """The whole stream."""
+        self._keep(self._deflate.flush())
+        return b"".join(self._chunks)
+
+    def _keep(self, chunk: bytes) -> None:
+        self._chunks.append(chunk)
+        self._size += len(chunk)
+
+
+def _without_towers(values: Numbers, maxima: Numbers) -> Numbers:
+    """The maximum of each row without the few weights that are far above the others."""
+    few = values.shape[1] // ROW_PER_TOWER
+    if few == 0:
+        return maxima
+    rest = np.partition(values, -few - 1, axis=1)[:, -few - 1, None]
+    return np.where(maxima > TOWERING * rest, rest, maxima)
+
+
+def _nibbles(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    flat = codes.ravel()
+    flat = np.pad(flat, (0, flat.size % 2))
+    return (flat[0::2] | (flat[1::2] << 4)).astype(np.uint8)
+
+
+def as_array(values: Tensor) -> Numbers:
+    """On the CPU, floating-point numbers in single precision."""
+    values = values.detach().cpu()
+    return (values.float() if values.is_floating_point() else values).numpy()
+
+
+@dataclass(frozen=True, eq=False)
+class PageClass:
+    """The evidence for one class."""
+
+    about: ClassProbability
+    matrices: list[Tensor]
+    """Positive part of attention × gradient, mean over heads, of every layer: (n n) or (w t s)."""
+    seed: Tensor | None
+    """The cells that speak for the class, as shares: (n). None: no linear head on a mean."""
+    maps: dict[str, Tensor]
+    """Finished maps by method, each (y x) of the last layer."""
+
+
+@dataclass(frozen=True, eq=False)
+class PageContent:
+    """Everything that one page is made from."""
+
+    captured: Captured
+    pool: dict[str, Any] | None
+    """What the model pools, as shares of prefix tokens and of all cells together, so that it is a
+    query that fits every layer. None: unknown."""
+    classes: list[PageClass]
+    norms: Tensor | None
+    """Lengths of the last tokens before the final norm, by cell: (y x)."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +206,6 @@ class Packed:
     stream: bytes
     """Deflated (zlib)."""
     rung: Rung
-    largest_error: float
-    """Of any stored attention weight."""
 
 
 def pack(content: PageContent, *, limit: int) -> Packed:
@@ -95,7 +223,7 @@ def pack(content: PageContent, *, limit: int) -> Packed:
             continue
         data = encoder.finish()
         if len(data) <= limit:
-            return Packed(header, data, rung, encoder.largest_error)
+            return Packed(header, data, rung)
         smallest = len(data)
     raise ValueError(
         f"The attention of {content.captured.model} takes at least {smallest / 1e6:.1f} MB, but "
@@ -121,22 +249,21 @@ def _header(content: PageContent, rung: Rung, encoder: RowEncoder) -> dict[str, 
     classes = [_class(c, i, rung, encoder) for i, c in enumerate(content.classes)]
     maps: dict[str, Any] = {}
     if content.norms is not None:
-        maps["norms"] = encoder.add_floats(content.norms.norms[0])
-        maps["outliers"] = content.norms.outliers[0].flatten().nonzero()[:, 0].tolist()
-    header = {
+        maps["norms"] = encoder.add_floats(content.norms)
+        maps["outliers"] = norm_outliers(content.norms[None]).flatten().nonzero()[:, 0].tolist()
+    return {
         "format": FORMAT,
         "model": captured.model,
         "image_size": list(captured.image_size),
         "layouts": layouts,
         "layers": layers,
-        "pool": _pool(content.pool, captured),
+        "pool": content.pool,
         "classes": classes,
         "maps": maps,
         "rung": {"number": rung.number, "of": len(LADDER), "says": rung.says},
         "fusions": list(rung.planes or _FUSED),
         "largest_error": encoder.largest_error,
     }
-    return None if encoder.full else header
 
 
 def _layout(layout: Layout, encoder: RowEncoder) -> dict[str, Any]:
@@ -207,30 +334,17 @@ def _class(evidence: PageClass, nth: int, rung: Rung, encoder: RowEncoder) -> di
     }
 
 
-def _pool(shares: Tensor | None, captured: Captured) -> dict[str, Any] | None:
-    """The pooled output as a query that fits every layer: prefix tokens, and all cells alike."""
-    if shares is None:
-        return None
-    prefix = len(captured.layout.prefix)
-    return {"prefix": shares[:prefix].tolist(), "cells": float(shares[prefix:].sum())}
-
-
 def _pooled(planes: Numbers, layout: Layout) -> Numbers:
     """Keys (… n) of which 2 × 2 cells are summed, prefix tokens left as they are."""
     prefix, (rows, columns) = len(layout.prefix), layout.grid
     cells = planes[..., prefix:].reshape(*planes.shape[:-1], rows, columns)
-    margins: Sequence[tuple[int, int]] = [(0, 0)] * (cells.ndim - 2) + [
-        (0, rows % 2),
-        (0, columns % 2),
-    ]
-    cells = np.pad(cells, margins)
-    cells = cells.reshape(*cells.shape[:-2], cells.shape[-2] // 2, 2, cells.shape[-1] // 2, 2)
-    sums = cells.sum(axis=(-3, -1))
-    return np.concatenate([planes[..., :prefix], sums.reshape(*planes.shape[:-1], -1)], axis=-1)
+    cells = np.pad(cells, [(0, 0)] * (cells.ndim - 2) + [(0, rows % 2), (0, columns % 2)])
+    sums = reduce(cells, "... (y p) (x q) -> ... (y x)", "sum", p=2, q=2)
+    return np.concatenate([planes[..., :prefix], sums], axis=-1)
 
 
 def _key(layout: Layout) -> tuple[Any, ...]:
     """Equal for equal layouts."""
-    index = b"" if layout.index is None else as_array(layout.index).tobytes()
-    allowed = b"" if layout.allowed is None else as_array(layout.allowed).tobytes()
-    return (layout.prefix, layout.grid, layout.stride, layout.window, layout.shift, index, allowed)
+    tensors = (layout.index, layout.allowed)
+    contents = (None if tensor is None else as_array(tensor).tobytes() for tensor in tensors)
+    return (layout.prefix, layout.grid, layout.stride, layout.window, layout.shift, *contents)

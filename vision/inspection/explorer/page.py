@@ -5,7 +5,6 @@ import html
 import io
 import json
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -20,8 +19,11 @@ from torch import Tensor, nn
 
 from vision.files import replacing, write_all
 from vision.inspection.capture.capture import Passes
-from vision.inspection.explorer.gather import FINISHED, PageContent, gather
-from vision.inspection.explorer.pack import Rung, pack
+from vision.inspection.explain import available_methods, class_probability, explained_classes
+from vision.inspection.explorer.pack import PageClass, PageContent, Rung, pack
+from vision.inspection.methods.attribution import attribute
+from vision.inspection.methods.layer_maps import cam_seed, token_norms
+from vision.inspection.methods.rollout import gradient_weighted, seed_of
 from vision.inspection.methods.spec import parse_methods
 from vision.inspection.trust.scoring import METRICS
 
@@ -54,6 +56,8 @@ PAGE_METHODS = parse_methods(
     ]
 )
 """The methods of the page, with the options that it starts with."""
+FINISHED = ("attention_gradcam", "token_gradcam", "cam")
+"""Methods for a class whose maps are stored; the page computes the others itself."""
 Scores = Mapping[str, Mapping[str, float]]
 """By name of the method and by metric, in percent; `random` and `centre` are baselines."""
 
@@ -68,7 +72,6 @@ class PageInfo:
     """The part of the attention that the page keeps."""
     largest_error: float
     """Of any attention weight in the page."""
-    seconds: float
 
 
 def write_page(
@@ -95,7 +98,6 @@ def write_page(
     max_megabytes is reduced, and the page describes how. passes: of this image, to share its
     captures with others.
     """
-    begin = time.perf_counter()
     image = _single(image)
     _check_image(shown, image)
     if not max_megabytes > 0:
@@ -117,13 +119,58 @@ def write_page(
     output.parent.mkdir(parents=True, exist_ok=True)
     with replacing(output) as file:
         write_all(file, page)
-    return PageInfo(
-        path=output,
-        bytes=len(page),
-        rung=packed.rung,
-        largest_error=packed.largest_error,
-        seconds=time.perf_counter() - begin,
+    return PageInfo(output, len(page), packed.rung, packed.header["largest_error"])
+
+
+def gather(
+    passes: Passes, *, names: Sequence[str] | None, classes: int | Sequence[int]
+) -> PageContent:
+    """The content of the page of a single image.
+
+    names: of all classes. classes: the number of most probable classes to explain, or numbers.
+    """
+    captured = passes.plain
+    tokens = None if captured.tokens is None else token_norms(captured)
+    pool = None
+    if captured.anatomy.pool != "other":
+        shares, prefix = seed_of(captured)[0, 0], len(captured.layout.prefix)
+        pool = {"prefix": shares[:prefix].tolist(), "cells": float(shares[prefix:].sum())}
+    return PageContent(
+        captured=captured,
+        pool=pool,
+        classes=_classes(passes, names, classes),
+        norms=None if tokens is None else captured.layout.to_grid(tokens[0]),
     )
+
+
+def _classes(
+    passes: Passes, names: Sequence[str] | None, classes: int | Sequence[int]
+) -> list[PageClass]:
+    if isinstance(classes, int) and classes < 0:
+        raise ValueError(f"The number of classes must be 0 or more, found {classes}.")
+    logits = passes.plain.logits
+    if logits is not None and names is not None and len(names) != logits.shape[1]:
+        raise ValueError(
+            f"The model has {logits.shape[1]} classes, but {len(names)} names were given: pass "
+            "one name for each class in the model's order, or none."
+        )
+    targets = explained_classes(passes.plain, classes)
+    found = []
+    for captured in passes.gradients(targets):
+        assert captured.targets is not None
+        available = [choice.name for choice in available_methods(FINISHED, captured)]
+        if captured.layers[-1].inputs is None:
+            available.remove("token_gradcam")
+        maps = {name: attribute(captured, method=name).values[0] for name in available}
+        found.append(
+            PageClass(
+                about=class_probability(captured, 0, int(captured.targets[0]), names or ()),
+                matrices=[gradient_weighted(layer, "before")[0] for layer in captured.layers],
+                seed=cam_seed(captured, captured.targets)[0, 0] if "cam" in maps else None,
+                maps={name: values.clamp_min(0) for name, values in maps.items()},
+            )
+        )
+    return found
 
 
 def _methods() -> list[dict[str, Any]]:

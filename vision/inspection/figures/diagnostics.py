@@ -7,22 +7,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
 
-from vision.inspection.capture.recording import Captured
-from vision.inspection.figures.captions import Caption
+from vision.inspection.capture.captured import Captured
 from vision.inspection.figures.drawing import (
     ACCENT,
     MARK,
     SCREEN,
     Array,
+    Caption,
     Drawing,
     Style,
     new_figure,
 )
-from vision.inspection.figures.parts import bare, mosaic, set_title
+from vision.inspection.figures.parts import bare, evenly_spread, mosaic, set_title
 from vision.inspection.trust.head_statistics import (
     head_statistics,
     patch_filters,
@@ -40,7 +39,6 @@ LABELS = {
     "wrapped_mass": "share across the image's edge",
     "content": "dependence on content, nats",
 }
-NAMES = ("distance", "entropy", "prefix_mass", "self_mass", "padding_mass", "wrapped_mass")
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,22 +76,19 @@ def gather_heads(model: nn.Module, captures: Iterable[Captured]) -> Heads:
     layers: tuple[str, ...] = ()
     count = 0
     for captured in captures:
-        found = head_statistics(captured)
+        found = [head_statistics(layer) for layer in captured.layers]
         if not content and (captured.batch > 1 or relative_biases(model)):
             content = [p.double().mean(0).cpu().numpy() for p in positionality(captured, model)]
-        layers = tuple(layer.name for layer in found)
+        layers = tuple(layer.name for layer in captured.layers)
         sums = sums or [{} for _ in found]
         for total, layer in zip(sums, found, strict=True):
-            for name in NAMES:
-                value = getattr(layer, name).double().sum(0).cpu()
-                total[name] = total.get(name, torch.zeros_like(value)) + value
+            for name, values in layer._asdict().items():
+                total[name] = total.get(name, 0) + values.double().sum(0).cpu()
         count += captured.batch
     if count == 0:
         raise ValueError("There are no images to take statistics of.")
-    values = {name: [(total[name] / count).numpy() for total in sums] for name in NAMES}
-    if content:
-        values["content"] = content
-    return Heads(layers, values, count)
+    means = {name: [(total[name] / count).numpy() for total in sums] for name in sums[0]}
+    return Heads(layers, means | ({"content": content} if content else {}), count)
 
 
 def diagnostics(model: nn.Module, heads: Heads, *, name: str, style: Style = SCREEN) -> Drawing:
@@ -169,9 +164,8 @@ def _scatter(axes: Axes, heads: Heads, what: str) -> None:
 
 def _filters(axes: Axes, model: nn.Module, numbers: dict[str, Array]) -> str:
     """Principal components of the filters that embed patches, as tiles."""
-    conv = next(m for m in model.modules() if isinstance(m, nn.Conv2d))
-    most = min(28, *conv.weight.flatten(1).shape)
-    filters = patch_filters(model, most).cpu().numpy()
+    filters = patch_filters(model, 28).cpu().numpy()
+    most = len(filters)
     numbers["filters"] = filters
     low = filters.min(axis=(1, 2, 3), keepdims=True)
     high = filters.max(axis=(1, 2, 3), keepdims=True)
@@ -203,25 +197,19 @@ def _positions(axes: Axes, model: nn.Module, numbers: dict[str, Array]) -> str:
             "the bias by relative position (query minus key) of every head of the first block and "
             "of the last one with the same window"
         )
-    try:
-        similar = position_similarity(model)
-    except ValueError:
+    similar = position_similarity(model)
+    if similar is None:
         axes.set_title("no table of positions")
         return "(the model adds no position embedding)"
     values = similar.cpu().numpy()
     numbers["position_similarity"] = values
-    rows, columns = _some(values.shape[0]), _some(values.shape[1])
+    rows, columns = (evenly_spread(size, 7) for size in values.shape[:2])
     tiles = values[np.ix_(rows, columns)].reshape(-1, *values.shape[2:], 1)
     image = mosaic(tiles, len(columns), _gap(tiles))[..., 0]
     drawn = axes.imshow(image, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
     axes.figure.colorbar(drawn, ax=axes, shrink=0.8, aspect=20)
     axes.set_title("similarity of positions")
     return "the cosine similarity of each position embedding with all others"
-
-
-def _some(number: int, most: int = 7) -> Array:
-    """The numbers of at most `most` rows, evenly spread."""
-    return np.unique(np.linspace(0, number - 1, min(number, most)).round().astype(int))
 
 
 def _gap(tiles: Array) -> int:

@@ -6,15 +6,17 @@ import numpy as np
 from torch import Tensor
 
 from vision.data.images.decode import Pixels
-from vision.inspection.capture.recording import Captured
+from vision.inspection.capture.captured import Captured
 from vision.inspection.explain import Explanation
-from vision.inspection.figures.captions import Caption, method_line, method_lines
 from vision.inspection.figures.drawing import (
     SCREEN,
     Array,
+    Caption,
     Drawing,
     Style,
     colour_limit,
+    method_line,
+    method_lines,
     new_figure,
 )
 from vision.inspection.figures.parts import (
@@ -27,8 +29,8 @@ from vision.inspection.figures.parts import (
     show_map,
     tiles,
 )
+from vision.inspection.methods.layer_maps import feature_components, norm_outliers, token_norms
 from vision.inspection.methods.rollout import rollout_steps
-from vision.inspection.methods.token_maps import feature_components, norm_map
 
 COLUMNS = 6
 TILE = 1.7
@@ -141,9 +143,9 @@ def _features(captured: Captured) -> list[tuple[str, Array, str]]:
     """Title, image and text: norms of the last tokens, and their three main components."""
     if captured.tokens is None:
         return []
-    norms = norm_map(captured)
-    values = norms.norms[0].cpu().numpy()
-    outliers = int(norms.outliers[0].sum())
+    norms = captured.layout.to_grid(token_norms(captured))
+    values = norms[0].cpu().numpy()
+    outliers = int(norm_outliers(norms)[0].sum())
     words = f"{values.min():.3g} … {values.max():.3g}, {outliers} outliers"
     found = [("Token norms", values, words)]
     if captured.layout.cells >= 3 and captured.tokens.shape[-1] >= 3:

@@ -14,13 +14,18 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from vision.data.images.decode import Pixels
-from vision.inspection.capture.layout import Box
+from vision.inspection.capture.captured import Box
 from vision.inspection.explain import ClassProbability
 from vision.inspection.figures.drawing import FAINT, Array, Style
 
 COLOURS = matplotlib.colormaps["inferno"]
 STRENGTH = 0.85
 """Opacity of the brightest colour of a map over its image."""
+
+
+def evenly_spread(number: int, most: int) -> list[int]:
+    """At most `most` of the numbers from 0 to number - 1, the first and the last among them."""
+    return [int(n) for n in np.linspace(0, number - 1, min(number, most)).round()]
 
 
 def bare(axes: Axes) -> None:
@@ -87,14 +92,11 @@ def set_title(figure: Figure, title: str, style: Style) -> None:
         figure.suptitle(title, x=0.01, ha="left", fontsize=size, weight="bold")
 
 
-def outline(axes: Axes, box: Box, colour: str, width: float = 1.0) -> None:
+def outline(axes: Axes, box: Box, colour: str, width: float, **look: Any) -> None:
     """A frame around pixels (top, left, bottom, right)."""
     top, left, bottom, right = box
-    axes.add_patch(
-        Rectangle(
-            (left, top), right - left, bottom - top, fill=False, edgecolor=colour, linewidth=width
-        )
-    )
+    look |= {"fill": False, "edgecolor": colour, "linewidth": width}
+    axes.add_patch(Rectangle((left, top), right - left, bottom - top, **look))
 
 
 def fitted(text: str, inches: float, size: float, lines: int = 2) -> str:

@@ -13,25 +13,26 @@ from torch import Tensor, nn
 
 from vision.inspection.capture.anatomy import anatomy_of, has_head
 from vision.inspection.capture.capture import Targets, capture, chosen_classes
-from vision.inspection.capture.layout import Layout, Place
-from vision.inspection.capture.recording import Captured, LayerAttention
-from vision.inspection.methods.gradients import (
+from vision.inspection.capture.captured import Captured, LayerAttention, Layout
+from vision.inspection.methods.layer_maps import (
     attention_gradcam,
-    chefer,
-    gradient_rollout,
-    token_gradcam,
-)
-from vision.inspection.methods.rollout import carried, fused, rollout, seed_of, without_padding
-from vision.inspection.methods.spec import METHODS, MethodChoice, choose_method
-from vision.inspection.methods.token_maps import (
     cam_seed,
     feature_components,
-    last_tokens,
     logit_parts,
+    token_gradcam,
+    token_norms,
 )
-
-Query = Place | Literal["pool", "cam"]
-"""A prefix token, a cell, what the model pools, or the cells that speak for a class."""
+from vision.inspection.methods.rollout import (
+    Query,
+    carried,
+    chefer,
+    fused,
+    gradient_rollout,
+    rollout,
+    seed_of,
+    without_padding,
+)
+from vision.inspection.methods.spec import METHODS, MethodChoice, choose_method
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +115,7 @@ COMPUTE: dict[str, Callable[[_Question], Tensor]] = {
     "cam_rollout": lambda q: rollout(q.captured, cam_seed(q.captured, q.targets), **q.options)[
         :, 0
     ],
-    "norm": lambda q: last_tokens(q.captured).float().norm(dim=-1),
+    "norm": lambda q: token_norms(q.captured),
     "pca": lambda q: q.padded(
         feature_components(q.captured, q.options["component"] + 1)[..., -1].flatten(1)
     ),
@@ -216,15 +217,13 @@ def _targets(
 
 
 def _matrix(layer: LayerAttention, head: Any) -> Tensor:
-    """One head of a layer, by its number in the model, or all of them fused."""
+    """One head of a layer, by its number, or all of them fused."""
     if isinstance(head, str):
         return fused(layer, head)  # type: ignore[arg-type]
-    whole = layer.heads == tuple(range(len(layer.heads)))
-    number = head + len(layer.heads) if head < 0 and whole else head  # from the end, where known
-    if number not in layer.heads:
-        raise ValueError(f"There is no captured head {head} in {layer.name}: {list(layer.heads)}.")
-    matrix = layer.weights.select(layer.head_axis, layer.heads.index(number))
-    return without_padding(matrix, layer.layout)
+    heads = 0 if layer.reduced else layer.weights.shape[layer.head_axis]
+    if not -heads <= head < heads:
+        raise ValueError(f"There is no captured head {head} in {layer.name}, which has {heads}.")
+    return without_padding(layer.weights.select(layer.head_axis, head), layer.layout)
 
 
 def _uniform(

@@ -1,12 +1,14 @@
-"""Attention rollout (Abnar & Zuidema, ACL 2020) for sequences, windows and merged patches alike.
+"""Methods that follow a query from the last layer to the first: rollout and its relatives.
 
 A rollout of one query is a row vector r of shares over tokens that goes down through the layers,
 r ← r Â with Â = rows of (a · A + (1 - a) · I) made to sum to 1, so no product of matrices is ever
-needed. A is one layer's attention with its heads fused and a the share of the attention branch.
-In a layer of windows A has a block per window, and r is gathered into windows and back; where
-patches were merged, the share of a token goes to its children in equal parts.
+needed (Abnar & Zuidema, ACL 2020). A is one layer's attention with its heads fused and a the share
+of the attention branch. In a layer of windows A has a block per window, and r is gathered into
+windows and back; where patches were merged, the share of a token goes to its children in equal
+parts. Methods of a class weigh A by the gradient of its logit, which is that of the very tensor
+that the forward pass used, so layers cannot be mixed up.
 
-Axes: b batch · q queries · n tokens · w windows · t, s slots (queries, keys).
+Axes: b batch · h heads · q queries · n tokens · w windows · t, s slots (queries, keys).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,14 +17,22 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vision.inspection.capture.layout import Layout, Place
-from vision.inspection.capture.recording import Captured, Fusion, LayerAttention, fuse
+from vision.inspection.capture.captured import Captured, Fusion, LayerAttention, Layout, Place, fuse
 from vision.models.layers import ceil_div
 
 Residual = float | Literal["measured"]
 """The weight of the identity: fixed, or as measured in the forward pass, token by token."""
-Query = Place | Literal["pool"]
-"""A prefix token, a cell, or what the model pools before its head."""
+Clamp = Literal["after", "before"]
+"""Whether negative products are cut off after the mean over heads or before it."""
+Query = Place | Literal["pool", "cam"]
+"""A prefix token, a cell, what the head sees, or the cells that speak for a class."""
+POOLED = {
+    "class": {"class": 1.0},
+    "mean": {"cells": 1.0},
+    "class and distillation": {"class": 0.5, "distillation": 0.5},
+    "class and mean": {"class": 0.5, "cells": 0.5},
+}
+"""The shares of tokens in what the head sees, by kind of pooling."""
 
 
 def rollout(captured: Captured, seed: Tensor, **options: Any) -> Tensor:
@@ -58,10 +68,57 @@ def rollout_steps(
     return descend(layers, seed, step)
 
 
+def gradient_rollout(
+    captured: Captured,
+    seed: Tensor,
+    *,
+    clamp: Clamp = "after",
+    residual: Residual = 0.5,
+    normalize: bool = False,
+    start_layer: int = 0,
+) -> Tensor:
+    """Rollout of gradient-weighted attention: (b q n).
+
+    normalize: give the rows of each layer the sum 1 before the identity is added; otherwise small
+    gradients leave nearly all the weight on it.
+    """
+
+    def step(rows: Tensor, layer: LayerAttention) -> Tensor:
+        matrix = gradient_weighted(layer, clamp)
+        if normalize:
+            matrix = _normalized(matrix)
+        return mixed(rows, matrix, layer.layout, attention_share(layer, residual))
+
+    *_, (_, rows) = descend(span(captured, start_layer, -1), seed, step)
+    return rows
+
+
+def chefer(
+    captured: Captured, seed: Tensor, *, normalize: bool = False, start_layer: int = 0
+) -> Tensor:
+    """Generic attribution, R ← R + Ā R (Chefer et al., ICCV 2021, section 3): (b q n).
+
+    The identity path is left out. For a class token that changes no cell; for a pooled query the
+    identity would add the query itself to the map.
+    """
+
+    def step(both: Tensor, layer: LayerAttention) -> Tensor:
+        # The identity path is carried separately: subtracting it at the end would lose most digits.
+        found, identity = both.chunk(2, dim=1)
+        matrix = gradient_weighted(layer, "before")
+        matrix = _normalized(matrix) if normalize else matrix
+        found = found + carried(found + identity, matrix, layer.layout)
+        return torch.cat([found, identity], dim=1)
+
+    both = torch.cat([torch.zeros_like(seed), seed], dim=1)
+    *_, (_, both) = descend(span(captured, start_layer, -1), both, step)
+    return both.chunk(2, dim=1)[0]
+
+
 def span(captured: Captured, start_layer: int, end_layer: int) -> list[LayerAttention]:
     """The layers from one number to another; negative numbers count from the end."""
     layers = captured.need_all()
-    start, end = (_number(n, len(layers)) for n in (start_layer, end_layer))
+    start, end = (captured.layer(n).number for n in (start_layer, end_layer))
     if start > end:
         raise ValueError(f"start_layer {start_layer} lies above end_layer {end_layer}.")
     return layers[start : end + 1]
@@ -123,6 +180,25 @@ def fused(layer: LayerAttention, fusion: Fusion, discard: float = 0.0) -> Tensor
     return _discarded(matrix, layer.layout, discard) if discard else matrix
 
 
+def gradient_weighted(layer: LayerAttention, clamp: Clamp) -> Tensor:
+    """Positive part of attention × gradient, mean over heads: (b n n) or (b w t s)."""
+    product = layer.weights * layer.need_gradient()
+    match clamp:
+        case "after":
+            matrix = product.mean(layer.head_axis).clamp_min(0)
+        case "before":
+            matrix = product.clamp_min(0).mean(layer.head_axis)
+        case _:
+            raise ValueError(f"clamp must be 'after' or 'before' the mean, found {clamp!r}.")
+    return without_padding(matrix, layer.layout)
+
+
+def _normalized(matrix: Tensor) -> Tensor:
+    """Rows that sum to 1; empty rows stay empty."""
+    total = matrix.sum(dim=-1, keepdim=True)
+    return matrix / total.masked_fill(total == 0, 1)
+
+
 def without_padding(matrix: Tensor, layout: Layout) -> Tensor:
     """A layer's matrix with zero for padding keys."""
     if layout.index is None or not bool(layout.padding().any()):
@@ -159,37 +235,25 @@ def carried(rows: Tensor, matrix: Tensor, layout: Layout) -> Tensor:
 def seed_of(captured: Captured, query: Query = "pool", *, layer: int | str = -1) -> Tensor:
     """A query as shares of a layer's tokens: (b 1 n)."""
     layout = captured.layout if layer == -1 else captured.layer(layer).layout
-    reference = captured.layers[-1].weights
-    shares = reference.new_zeros(layout.tokens)
-    if query == "pool" and captured.anatomy.pool == "attention":
+    shares = captured.layers[-1].weights.new_zeros(layout.tokens)
+    pool = captured.anatomy.pool
+    if query != "pool":
+        shares[layout.query(query)] = 1
+    elif pool == "attention":
         assert captured.pooling is not None  # recorded with every layer
         return captured.pooling[:, None]
-    if query == "pool":
-        for place, weight in _pooled(captured):
+    elif pool in POOLED:
+        for place, weight in POOLED[pool].items():
             if place == "cells":
                 shares[len(layout.prefix) :] += weight / layout.cells
             else:
                 shares[layout.query(place)] += weight
     else:
-        shares[layout.query(query)] = 1
+        raise ValueError(
+            f"How {captured.model} pools its tokens is unknown, so 'pool' is not a query: "
+            "name a prefix token or a cell."
+        )
     return shares.expand(captured.batch, 1, -1)
-
-
-def _pooled(captured: Captured) -> list[tuple[str, float]]:
-    match captured.anatomy.pool:
-        case "class":
-            return [("class", 1.0)]
-        case "mean":
-            return [("cells", 1.0)]
-        case "class and distillation":
-            return [("class", 0.5), ("distillation", 0.5)]
-        case "class and mean":
-            return [("class", 0.5), ("cells", 0.5)]
-        case _:
-            raise ValueError(
-                f"How {captured.model} pools its tokens is unknown, so 'pool' is not a query: "
-                "name a prefix token or a cell."
-            )
 
 
 def _discarded(matrix: Tensor, layout: Layout, share: float) -> Tensor:
@@ -206,9 +270,3 @@ def _discarded(matrix: Tensor, layout: Layout, share: float) -> Tensor:
     ordered = matrix.masked_fill(spared, torch.inf)
     rank = ordered.argsort(dim=-1).argsort(dim=-1)
     return matrix.masked_fill((rank < number) & ~spared, 0)
-
-
-def _number(layer: int, depth: int) -> int:
-    if not -depth <= layer < depth:
-        raise ValueError(f"There is no layer {layer}: the model has {depth}, from 0.")
-    return layer % depth

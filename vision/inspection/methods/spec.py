@@ -48,11 +48,6 @@ class MethodSpec:
         """Whether its map explains one class."""
         return self.gradients or self.mean_pool
 
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """The default of every option."""
-        return {name: option.default for name, option in self.options.items()}
-
 
 FUSIONS = ("mean", "max", "min")
 
@@ -221,7 +216,8 @@ class MethodChoice:
     @property
     def settings(self) -> dict[str, Any]:
         """Every option of the method, chosen or default."""
-        return self.spec.defaults | dict(self.options)
+        defaults = {name: option.default for name, option in self.spec.options.items()}
+        return defaults | dict(self.options)
 
     @property
     def title(self) -> str:

@@ -6,23 +6,19 @@ position similarity (middle), patch filters (left); and for windows the bias by 
 Axes: b batch · h heads · n tokens · w windows · t, s slots · y, x rows and columns.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from vision.inspection.capture.layout import Layout
-from vision.inspection.capture.recording import Captured, LayerAttention
+from vision.inspection.capture.captured import Captured, LayerAttention, Layout
 
 
-@dataclass(frozen=True, eq=False)
-class HeadStatistics:
+class HeadStatistics(NamedTuple):
     """Statistics of one layer, each (b h): means over the querying cells."""
 
-    name: str
-    heads: tuple[int, ...]
     distance: Tensor
     """Pixels between the centres of querying and attended cell; weights over cells sum to 1."""
     entropy: Tensor
@@ -37,12 +33,8 @@ class HeadStatistics:
     """Weight on cells at least a window away, which a shift brought around the image's edge."""
 
 
-def head_statistics(captured: Captured) -> list[HeadStatistics]:
-    """Layer by layer. Heads that were fused by `reduce` count as one."""
-    return [_statistics(layer) for layer in captured.layers]
-
-
-def _statistics(layer: LayerAttention) -> HeadStatistics:
+def head_statistics(layer: LayerAttention) -> HeadStatistics:
+    """The statistics of a layer's heads. Heads that were fused by `reduce` count as one."""
     layout, weights = layer.layout, layer.weights.float()
     prefix = len(layout.prefix)
     offsets = _offsets(layout, weights.device)  # (t s 2) or (w t s 2)
@@ -69,8 +61,6 @@ def _statistics(layer: LayerAttention) -> HeadStatistics:
         return (values * asking).flatten(2).sum(dim=-1) / layout.cells
 
     return HeadStatistics(
-        layer.name,
-        layer.heads,
         distance=mean((share * distance).sum(dim=-1)),
         entropy=mean(entropy),
         prefix_mass=mean(on_prefix.sum(dim=-1)),
@@ -100,12 +90,11 @@ def positionality(captured: Captured, model: nn.Module) -> list[Tensor]:
     which should then hold many different images.
     """
     biases = relative_biases(model)
-    return [_divergence(layer, _bias_of(layer, biases)) for layer in captured.layers]
-
-
-def _bias_of(layer: LayerAttention, biases: dict[str, Tensor]) -> Tensor | None:
-    name = next((n for n in biases if n == layer.name or n.startswith(f"{layer.name}.")), None)
-    return None if name is None else biases[name]
+    found = []
+    for layer in captured.layers:
+        own = (b for n, b in biases.items() if f"{n}.".startswith(f"{layer.name}."))
+        found.append(_divergence(layer, next(own, None)))
+    return found
 
 
 def _divergence(layer: LayerAttention, bias: Tensor | None) -> Tensor:
@@ -121,11 +110,9 @@ def _divergence(layer: LayerAttention, bias: Tensor | None) -> Tensor:
         if layout.index is None:
             return rows[:, :, len(layout.prefix) :].mean(dim=-1)
     else:
-        if not layer.heads:
+        if layer.reduced:
             raise ValueError("Heads that were fused have no bias of their own: leave out reduce.")
-        scores = _by_pair(bias.float(), layout)[list(layer.heads)].expand(
-            len(layout.index), -1, -1, -1
-        )
+        scores = _by_pair(bias.float(), layout).expand(len(layout.index), -1, -1, -1)
         if layout.allowed is not None:
             scores = scores.masked_fill(~layout.allowed[:, None], -torch.inf)
             weights = weights.masked_fill(~layout.allowed[:, None], 0)
@@ -186,14 +173,20 @@ def _table(module: nn.Module) -> Tensor | None:
     return None
 
 
-def position_similarity(model: nn.Module) -> Tensor:
-    """Cosine similarity of the position embeddings of every pair of cells: (y x y x)."""
-    table, grid = _positions(model)
+def position_similarity(model: nn.Module) -> Tensor | None:
+    """Cosine similarity of the position embeddings of every pair of cells: (y x y x).
+
+    None for a model that adds no position embedding to its patches.
+    """
+    found = _positions(model)
+    if found is None:
+        return None
+    table, grid = found
     cells = F.normalize(table.detach().float()[-grid[0] * grid[1] :], dim=-1)
     return rearrange(cells @ cells.T, "(y x) (v u) -> y x v u", y=grid[0], v=grid[0])
 
 
-def _positions(model: nn.Module) -> tuple[Tensor, tuple[int, int]]:
+def _positions(model: nn.Module) -> tuple[Tensor, tuple[int, int]] | None:
     """The table of positions (rows c), cells last, and the grid of its cells."""
     for module in model.modules():
         positions = getattr(module, "positions", None)
@@ -213,10 +206,7 @@ def _positions(model: nn.Module) -> tuple[Tensor, tuple[int, int]]:
         if isinstance(table, Tensor) and hasattr(module, "patch_size"):
             side = int(module.image_size) // int(module.patch_size)  # type: ignore[arg-type]
             return table[0], (side, side)
-    raise ValueError(
-        f"{type(model).__name__} adds no position embedding to its patches: it has rotary or "
-        "relative positions, or none. For windows see relative_biases."
-    )
+    return None
 
 
 def _grid(embedding: object) -> tuple[int, int] | None:
@@ -227,19 +217,15 @@ def _grid(embedding: object) -> tuple[int, int] | None:
     return None
 
 
-def patch_filters(model: nn.Module, components: int = 28) -> Tensor:
+def patch_filters(model: nn.Module, most: int) -> Tensor:
     """The first principal components of the filters that embed patches: (k channels y x).
 
     Each has length 1; its entry of largest size is positive.
     """
-    conv = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
-    if conv is None:
-        raise ValueError(f"{type(model).__name__} has no convolution that embeds patches.")
+    conv = next(m for m in model.modules() if isinstance(m, nn.Conv2d))  # or nothing is captured
     filters = conv.weight.detach().float()
     flat = filters.flatten(1)
-    if not 1 <= components <= min(flat.shape):
-        raise ValueError(f"components must be from 1 to {min(flat.shape)}, found {components}.")
     _, _, right = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False)
-    right = right[:components]
+    right = right[:most]
     largest = right.gather(1, right.abs().argmax(dim=1, keepdim=True))
-    return (right * largest.sign()).view(components, *filters.shape[1:])
+    return (right * largest.sign()).view(-1, *filters.shape[1:])

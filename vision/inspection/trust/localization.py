@@ -42,7 +42,6 @@ def energy(values: Map, mask: Mask) -> float:
 class Overlap(NamedTuple):
     """Counts of pixels, which can be added up over images."""
 
-    correct: int
     pixels: int
     intersections: NDArray[np.int64]
     """Of background and of object."""
@@ -51,7 +50,7 @@ class Overlap(NamedTuple):
     @property
     def accuracy(self) -> float:
         """Share of the pixels that are on the right side."""
-        return self.correct / self.pixels
+        return float(self.intersections.sum() / self.pixels)
 
     @property
     def mean_iou(self) -> float:
@@ -67,7 +66,7 @@ def overlap(values: Map, mask: Mask) -> Overlap:
     sides = [(~found, ~mask), (found, mask)]
     intersections = np.array([(a & b).sum() for a, b in sides])
     unions = np.array([(a | b).sum() for a, b in sides])
-    return Overlap(int((found == mask).sum()), mask.size, intersections, unions)
+    return Overlap(mask.size, intersections, unions)
 
 
 def pooled(counts: Sequence[Overlap]) -> Overlap:

@@ -15,16 +15,13 @@ image:
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torchvision.transforms.v2.functional import (  # type: ignore[import-untyped]
-    gaussian_blur,
-)
+from torchvision.transforms.v2.functional import gaussian_blur  # type: ignore[import-untyped]
 
 Map = NDArray[np.floating[Any]]
 Predict = Callable[[Tensor], Tensor]
@@ -33,8 +30,7 @@ LAST = 0.9
 """Where the curves of positive and negative perturbation end."""
 
 
-@dataclass(frozen=True, eq=False)
-class Curves:
+class Curves(NamedTuple):
     """Of one image, by step: (steps + 1)."""
 
     positive: Map

@@ -2,13 +2,15 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vision.data.images.decode import Pixels
 from vision.inspection.capture.capture import Passes
 from vision.inspection.explain import Explanation, Subject, as_batch, explain
 from vision.inspection.methods.spec import MethodChoice
@@ -25,7 +27,6 @@ from vision.inspection.trust.localization import (
     random_map,
     separation,
 )
-from vision.inspection.trust.masks import Pair, Sample
 from vision.inspection.trust.perturbation import Curves, curve_area, perturb, perturbation_area
 from vision.models.layers import static_bias
 
@@ -46,6 +47,21 @@ METRICS = {
 BASELINES = ("random", "centre")
 CHUNK = 128
 """Images in a forward pass."""
+
+
+class Sample(NamedTuple):
+    """An image as the model sees it, and the mask of its object if known."""
+
+    pixels: Pixels
+    mask: Mask | None
+
+
+class Pair(NamedTuple):
+    """An image with two objects of different classes, with a mask for each."""
+
+    pixels: Pixels
+    labels: tuple[int, int]
+    masks: tuple[Mask, Mask]
 
 
 @dataclass
@@ -79,7 +95,7 @@ class _Tally:
             found["pixel_accuracy"] = 100 * total.accuracy
             found["miou"] = 100 * total.mean_iou
         if self.curves:
-            mean = _mean_curves(self.curves)
+            mean = Curves(*(np.mean(values, axis=0) for values in zip(*self.curves, strict=True)))
             found["positive"] = perturbation_area(mean.positive_kept)
             found["negative"] = perturbation_area(mean.negative_kept)
             found["deletion"] = 100 * curve_area(mean.positive)
@@ -175,8 +191,3 @@ def _predictor(subject: Subject) -> Callable[[Tensor], Tensor]:
         return torch.cat(outputs)
 
     return predict
-
-
-def _mean_curves(curves: Sequence[Curves]) -> Curves:
-    values = ([getattr(curve, f.name) for curve in curves] for f in fields(Curves))
-    return Curves(*(np.mean(one, axis=0) for one in values))

@@ -17,7 +17,7 @@ from vision.config import ConfigError
 from vision.data.preprocess import Preprocess, normalizer
 from vision.files import write_text
 from vision.inspection.capture.capture import Passes, capture
-from vision.inspection.capture.recording import CaptureError
+from vision.inspection.capture.captured import CaptureError
 from vision.inspection.explain import explain
 from vision.inspection.figures.diagnostics import Heads, gather_heads, heads_figure
 from vision.inspection.figures.drawing import Drawing

@@ -1,4 +1,4 @@
-"""The positions of an attention layer's tokens in the image, so that callers never reshape.
+"""The result of a capture: the attention of every layer, and where its tokens lie in the image.
 
 Axes: b batch · h heads · w windows · t, s slots of a window (queries, keys) · n, m tokens (prefix
 tokens first, then cells row by row) · y, x rows and columns of the cell grid.
@@ -7,10 +7,11 @@ tokens first, then cells row by row) · y, x rows and columns of the cell grid.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import torch
 from einops import rearrange
-from torch import Tensor
+from torch import Tensor, nn
 
 from vision.models.layers import Grid
 
@@ -23,6 +24,11 @@ Box = tuple[int, int, int, int]
 
 PADDING = -1
 """In an index of slots: no cell of the image."""
+Fusion = Literal["mean", "max", "min"]
+"""The reduction of the heads of a layer to one."""
+
+Pool = Literal["class", "mean", "class and distillation", "class and mean", "attention", "other"]
+"""What the head sees of the last tokens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,10 +125,6 @@ class Layout:
         window, slot = self.slot(token)
         return self._scatter(weights[:, window, :, slot], window)
 
-    def column(self, weights: Tensor, place: Place) -> Tensor:
-        """The weights of all tokens on one: (b h n), zero for cells outside its window."""
-        return self.row(weights.transpose(-1, -2), place)
-
     def slot(self, token: int) -> tuple[int, int]:
         """Window and slot of a token of a windowed layer."""
         return divmod(int(self.slots[token]), self._windows().shape[1])
@@ -144,13 +146,11 @@ class Layout:
         """True for slots without a cell: (w t)."""
         return self._windows() < 0
 
-    def reach(self, place: Place) -> Tensor:
-        """The cells that a query can attend to: (y x), true or false."""
-        return self._cells_of(place, allowed=True)
-
     def masked(self, place: Place) -> Tensor:
         """The cells that share the query's window but are masked from it: (y x)."""
-        return self._cells_of(place, allowed=False)
+        if self.allowed is None:
+            return torch.zeros(self.grid, dtype=torch.bool)
+        return self.to_grid(self.row(~self.allowed[None, :, None], place))[0, 0]
 
     def keys(self, place: Place) -> int:
         """The number of keys that a query can attend to; padding counts where nothing masks it."""
@@ -174,7 +174,7 @@ class Layout:
             free = cells >= 0
             while bool(free.any()):
                 first = int(free.nonzero()[0])
-                together = free & self._allowed(window)[first]
+                together = free if self.allowed is None else free & self.allowed[window, first]
                 pieces += _rectangles(cells[together].tolist(), self.grid[1])
                 free = free & ~together
         return pieces
@@ -184,20 +184,6 @@ class Layout:
             raise ValueError("This layer is global: it has no windows.")
         return self.index
 
-    def _allowed(self, window: int) -> Tensor:
-        size = self._windows().shape[1]
-        if self.allowed is None:
-            return torch.ones(size, size, dtype=torch.bool, device=self._windows().device)
-        return self.allowed[window]
-
-    def _cells_of(self, place: Place, *, allowed: bool) -> Tensor:
-        token = self.query(place)
-        if self.index is None:
-            return torch.full(self.grid, allowed)
-        window, slot = self.slot(token)
-        wanted = self._allowed(window)[slot] == allowed
-        return self.to_grid(self._scatter(wanted, window))
-
     def _scatter(self, values: Tensor, window: int) -> Tensor:
         """Values by slot of one window (… t), in the cells of the whole grid (… y·x)."""
         cells = self._windows()[window]
@@ -205,12 +191,6 @@ class Layout:
         out = values.new_zeros(*values.shape[:-1], self.cells)
         out[..., cells[real]] = values[..., real]
         return out
-
-
-def prefix_names(*, class_token: bool, distillation: bool, registers: int) -> tuple[str, ...]:
-    """The names of prefix tokens, in the order that all models share."""
-    names = ["class"] * class_token + ["distillation"] * distillation
-    return (*names, *(f"register {i + 1}" for i in range(registers)))
 
 
 def _rectangles(cells: Sequence[int], columns: int) -> list[Box]:
@@ -232,3 +212,126 @@ def _runs(xs: list[int]) -> list[tuple[int, int]]:
         else:
             runs.append((x, x + 1))
     return runs
+
+
+@dataclass(frozen=True, eq=False)
+class LayerAttention:
+    """The attention of one layer."""
+
+    name: str
+    """Of the module that computed it."""
+    number: int
+    """Among all attention layers of the model, from 0."""
+    weights: Tensor
+    """(b h n n), or (b w h t t) of a windowed layer; rows sum to 1."""
+    layout: Layout
+    reduced: Fusion | None = None
+    """How the heads were fused into one."""
+    gradient: Tensor | None = None
+    """Of the target's logit with respect to the weights, of their shape."""
+    share: Tensor | None = None
+    """The measured part of the attention branch in the residual sum, ‖branch‖ / (‖branch‖ + ‖x‖),
+    by token (b n). None where the block's parts are unknown."""
+    inputs: Tensor | None = None
+    """The input of the attention (b n c); with gradients only."""
+    inputs_gradient: Tensor | None = None
+
+    @property
+    def head_axis(self) -> int:
+        """The axis of heads in `weights`."""
+        return 1 if self.layout.index is None else 2
+
+    def row(self, place: Place) -> Tensor:
+        """Where a token looks: (b h n), zero outside its window."""
+        return self.layout.row(self.weights, place)
+
+    def need_gradient(self) -> Tensor:
+        """The gradient, or an error that says how to get it."""
+        if self.gradient is None:
+            raise ValueError("This needs gradients: capture(..., gradients=True).")
+        return self.gradient
+
+
+@dataclass(frozen=True, eq=False)
+class Anatomy:
+    """The parts of a model beside its attention."""
+
+    prefix: tuple[str, ...]
+    patch: Grid
+    """Pixels from one token of the first layer to the next."""
+    pool: Pool = "other"
+    norm: nn.Module | None = None
+    """The last norm."""
+    head: nn.Linear | None = None
+    norm_after: bool = False
+    """Whether the last norm follows the pooling."""
+    last: nn.Module | None = None
+    """The module whose input or output are the last tokens before the final norm."""
+    last_is: Literal["input", "output"] = "input"
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """One forward pass."""
+
+    model: str
+    """The model's class."""
+    logits: Tensor | None
+    """(b classes); None for a model without a head."""
+    targets: Tensor | None
+    """The target classes, also of the gradients: (b)."""
+    layers: list[LayerAttention]
+    depth: int
+    """Number of attention layers of the model; `layers` may be a selection."""
+    tokens: Tensor | None
+    """The last tokens before the final norm: (b n c), prefix first."""
+    layout: Layout
+    """Of `tokens`."""
+    anatomy: Anatomy
+    image_size: tuple[int, int]
+    pooling: Tensor | None = None
+    """Shares of the last tokens in what an attention pooling sees, mean over its heads: (b n)."""
+
+    @property
+    def batch(self) -> int:
+        """Number of images."""
+        return self.layers[0].weights.shape[0]
+
+    @property
+    def windowed(self) -> bool:
+        """Whether this is a model of windows."""
+        return self.layout.index is not None
+
+    def layer(self, which: int | str) -> LayerAttention:
+        """A layer by its number among all of the model's (negative: from the end) or its name."""
+        for layer in self.layers:
+            if which in (layer.name, layer.number, layer.number - self.depth):
+                return layer
+        known = ", ".join(f"{layer.number} ({layer.name})" for layer in self.layers)
+        raise ValueError(f"There is no captured layer {which!r}. Captured: {known}.")
+
+    def need_all(self) -> list[LayerAttention]:
+        """All layers in order, or an error where only some were captured."""
+        if len(self.layers) != self.depth:
+            raise ValueError(
+                f"This needs all {self.depth} layers, but only {len(self.layers)} were captured: "
+                "capture without `layers`."
+            )
+        return self.layers
+
+
+class CaptureError(RuntimeError):
+    """Attention that cannot be captured, or that fails its checks."""
+
+
+def fuse(weights: Tensor, fusion: Fusion, dim: int) -> Tensor:
+    """Heads as one."""
+    match fusion:
+        case "mean":
+            return weights.mean(dim)
+        case "max":
+            return weights.amax(dim)
+        case "min":
+            return weights.amin(dim)
+        case _:
+            raise ValueError(f"Unknown fusion {fusion!r} of heads: choose mean, max or min.")

@@ -4,13 +4,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from inspected_models import MODELS, built
+from inspected_models import MODELS, built, reach
 from model_settings import random_images
 from torch import Tensor
 
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.foreign_windows import shift_regions, window_index
-from vision.inspection.capture.layout import Layout
+from vision.inspection.capture.captured import Layout
+from vision.inspection.capture.foreign_models import shift_regions, window_index
 
 SIZES = st.tuples(st.integers(1, 11), st.integers(1, 11))
 
@@ -94,26 +94,25 @@ def test_pairs_that_are_masked_have_no_weight_and_all_others_some(name: str) -> 
 
 
 @pytest.mark.parametrize("name", ["own swin padded", "timm swin", "torchvision swin padded"])
-def test_row_and_column_of_a_window_are_placed_in_the_whole_grid(name: str) -> None:
+def test_row_of_a_window_is_placed_in_the_whole_grid(name: str) -> None:
     model, images = built(name)
     layer = capture(model, images).layers[1]
     layout = layer.layout
     assert layout.index is not None and layout.shift is not None and any(layout.shift)
     cell = (layout.grid[0] - 1, 2)
-    row, column = layer.row(cell), layer.column(cell)
+    row = layer.row(cell)
     window, slot = layout.slot(layout.query(cell))
-    reach, hidden = layout.reach(cell), layout.masked(cell)
-    assert not bool((reach & hidden).any())
+    near, hidden = reach(layout, cell), layout.masked(cell)
+    assert not bool((near & hidden).any())
     # In the padded grids of this test it is padding that a shift brings together with the cell.
     assert bool(hidden.any()) == (name == "timm swin")
     for j, token in enumerate(layout.index[window].tolist()):
         if token >= 0:
             y, x = divmod(token, layout.grid[1])
             assert torch.equal(row[:, :, token], layer.weights[:, window, :, slot, j])
-            assert torch.equal(column[:, :, token], layer.weights[:, window, :, j, slot])
-            assert bool(reach[y, x]) != bool(hidden[y, x])
-    assert torch.all(layout.to_grid(row)[:, :, ~(reach | hidden)] == 0)
-    assert layout.keys(cell) >= int(reach.sum())
+            assert bool(near[y, x]) != bool(hidden[y, x])
+    assert torch.all(layout.to_grid(row)[:, :, ~(near | hidden)] == 0)
+    assert layout.keys(cell) >= int(near.sum())
 
 
 @given(grid=SIZES, data=st.data())
@@ -131,7 +130,7 @@ def test_outlines_cover_every_cell_once_and_do_not_cross_masks(
     for top, left, bottom, right in layout.outlines():
         assert bottom - top <= window[0] and right - left <= window[1]
         count[top:bottom, left:right] += 1
-        inside = layout.reach((top, left))[top:bottom, left:right]
+        inside = reach(layout, (top, left))[top:bottom, left:right]
         assert bool(inside.all())
     assert bool((count == 1).all())
 
@@ -151,7 +150,6 @@ def test_global_layout_names_places_and_reshapes() -> None:
     assert layout.outlines() == [(0, 0, 2, 3)]
     weights = random_images(1, 2, 8, 8)
     assert torch.equal(layout.row(weights, (0, 1)), weights[:, :, 3])
-    assert torch.equal(layout.column(weights, "class"), weights[:, :, :, 0])
 
 
 def test_layout_asked_for_what_is_not_there_says_what_is() -> None:

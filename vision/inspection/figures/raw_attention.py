@@ -1,4 +1,4 @@
-"""Every head of every layer for one query, and where some patches look, layer by layer.
+"""Attention as the model computed it: of every head, of some patches, through Swin's windows.
 
 Axes: b batch · h heads · n tokens · y, x rows and columns of cells.
 """
@@ -10,27 +10,30 @@ import torch
 from matplotlib.axes import Axes
 
 from vision.data.images.decode import Pixels
-from vision.inspection.capture.layout import Cell
-from vision.inspection.capture.recording import Captured, LayerAttention
-from vision.inspection.figures.captions import Caption, method_line
+from vision.inspection.capture.captured import Captured, Cell, LayerAttention, Layout
 from vision.inspection.figures.drawing import (
     MARK,
     SCREEN,
     Array,
+    Caption,
     Drawing,
     Style,
     colour_limit,
+    method_line,
     new_figure,
 )
 from vision.inspection.figures.parts import (
     COLOURS,
     bare,
     colour_bar,
+    evenly_spread,
     mosaic,
+    note,
     outline,
     set_title,
     show_image,
     show_map,
+    tiles,
 )
 from vision.inspection.methods.rollout import Query, carried, seed_of, without_padding
 
@@ -41,6 +44,9 @@ PER_ROW = 12
 """Heads in a row; a layer with more has several rows."""
 MOST_LAYERS = 6
 """Layers in the sheet of queries."""
+COLUMNS = 6
+"""Blocks in a row of the microscope."""
+LINES, QUERY, MASKED = "#ffffff", "#4cc9f0", "#ffffff"
 
 
 def heads_sheet(
@@ -60,7 +66,9 @@ def heads_sheet(
         for i, (layer, values) in enumerate(zip(captured.layers, maps, strict=True)):
             axes = figure.add_subplot(grid[i])
             drawn.append(axes)
-            _tiles(axes, values, columns, limit, ratio, layer, style)
+            _tiles(axes, values, columns, limit, ratio)
+            size = style.size * 0.9
+            axes.set_ylabel(f"{layer.number}", rotation=0, ha="right", va="center", fontsize=size)
         colour_bar(figure, limit, beyond, gamma=GAMMA, ax=drawn)
         title = f"Every head of {captured.model}: where {_named(captured, query)} looks"
         set_title(figure, title, style)
@@ -92,15 +100,7 @@ def _per_head(layer: LayerAttention, captured: Captured, query: Query) -> Array:
     return (values * keys).float().cpu().numpy()
 
 
-def _tiles(
-    axes: Axes,
-    values: Array,
-    columns: int,
-    limit: float,
-    ratio: float,
-    layer: LayerAttention,
-    style: Style,
-) -> None:
+def _tiles(axes: Axes, values: Array, columns: int, limit: float, ratio: float) -> None:
     """The heads of a layer as one image of equal tiles with white gaps."""
     height, width = round(TILE_PIXELS * ratio), TILE_PIXELS
     up = np.arange(height) * values.shape[1] // height
@@ -108,9 +108,6 @@ def _tiles(
     colours = COLOURS(np.clip(values / limit, 0, 1) ** GAMMA)[:, up][:, :, left]
     axes.imshow(mosaic(colours, columns, 4), interpolation="nearest")
     bare(axes)
-    axes.set_ylabel(
-        f"{layer.number}", rotation=0, ha="right", va="center", fontsize=style.size * 0.9
-    )
 
 
 def queries_sheet(
@@ -124,8 +121,7 @@ def queries_sheet(
 
     places: (row, column) in pixels, so that they mean the same in layers of different grids.
     """
-    spread = np.linspace(0, captured.depth - 1, min(captured.depth, MOST_LAYERS)).round()
-    layers = [captured.layers[int(i)] for i in spread]
+    layers = [captured.layers[i] for i in evenly_spread(captured.depth, MOST_LAYERS)]
     maps = [[attention_row(layer, layer.layout.cell_at(p)) for layer in layers] for p in places]
     limit, beyond = colour_limit([m for row in maps for m in row], style.percentile)
     ratio = pixels.shape[0] / pixels.shape[1]
@@ -141,7 +137,7 @@ def queries_sheet(
             for c, layer in enumerate(layers):
                 axes = grid[r, c + 1]
                 show_map(axes, pixels, maps[r][c], limit, gamma=GAMMA)
-                outline(axes, layer.layout.box(layer.layout.cell_at(place)), "#4cc9f0", 1.0)
+                outline(axes, layer.layout.box(layer.layout.cell_at(place)), QUERY, 1.0)
                 if r == 0:
                     axes.set_title(f"layer {layer.number}")
         if not style.paper:
@@ -194,3 +190,84 @@ def _named(captured: Captured, query: Query) -> str:
         }
         return named.get(pool, pool)
     return f"the {query} token" if isinstance(query, str) else f"the cell {query}"
+
+
+def microscope(
+    captured: Captured, pixels: Pixels, place: tuple[int, int], *, style: Style = SCREEN
+) -> Drawing:
+    """The stitched attention of the patch at a pixel (row, column) in every block.
+
+    White lines are windows as they lie in the image; cells that share the query's window but are
+    masked from it, because a shift brought them together from opposite edges, are hatched.
+    """
+    maps = [attention_row(layer, layer.layout.cell_at(place)) for layer in captured.layers]
+    limit, beyond = colour_limit(maps, 100)
+    columns = min(COLUMNS, len(maps))
+    rows = -(-len(maps) // columns)
+    ratio = pixels.shape[0] / pixels.shape[1]
+    tile = 1.8
+    width = tile * columns + 0.1
+    # A row has words above and below its maps; the figure a title, and a scale with its label.
+    # Words do not shrink with a figure that is made narrower.
+    size = style.size * (1.0 if style.width is None else width / style.width)
+    height = (tile * ratio + 0.052 * size) * rows + (0.062 if style.paper else 0.085) * size
+    with new_figure(style, width, height, apart=0.05) as figure:
+        panels = tiles(figure, len(maps), COLUMNS)
+        for axes, layer, values in zip(panels, captured.layers, maps, strict=True):
+            cell = layer.layout.cell_at(place)
+            shown = np.kron(values, np.ones(layer.layout.stride))
+            show_map(axes, pixels, shown[: pixels.shape[0], : pixels.shape[1]], limit, gamma=GAMMA)
+            _draw_windows(axes, layer.layout, cell)
+            axes.set_title(f"block {layer.number}", loc="left")
+            note(axes, _described_block(layer, cell), style)
+        label = "× uniform in the window"
+        colour_bar(figure, limit, beyond, label=label, gamma=GAMMA, ax=panels, aspect=40)
+        set_title(figure, f"One patch through the windows of {captured.model}", style)
+    caption = Caption(
+        shows="The attention of one patch in every block, mean over heads, put back into the "
+        "image: windows are outlined in white, with their shift undone; cells that share a window "
+        "with the query but are masked from it are hatched; the query is framed in blue.",
+        facts=(
+            ("Query", f"the patch at pixel {place} (row, column)"),
+            ("Layers", ", ".join(_described_layer(layer) for layer in captured.layers)),
+            (
+                "Scale",
+                "multiples of uniform attention over the keys of the query; colours follow the "
+                f"square root of the value and end at {limit:.3g}; cells are not interpolated",
+            ),
+        ),
+        methods=(
+            method_line("attention", layer="all"),
+            "Windows, their shift, and the bias added to q kᵀ / √d: Liu et al., ICCV 2021.",
+        ),
+    )
+    numbers = {f"layer{layer.number}": m for layer, m in zip(captured.layers, maps, strict=True)}
+    return Drawing(figure, style, caption, {"image": pixels, **numbers})
+
+
+def _draw_windows(axes: Axes, layout: Layout, cell: Cell) -> None:
+    """Outlines of the windows and of the query; hatching of the cells masked from it."""
+    for y, x in layout.masked(cell).nonzero().tolist():
+        outline(axes, layout.box((y, x)), MASKED, 0, hatch="/////", alpha=0.6)
+    (height, width), (y, x) = layout.image_size, layout.stride
+    for top, left, bottom, right in layout.outlines():
+        box = (top * y, left * x, min(bottom * y, height), min(right * x, width))
+        outline(axes, box, LINES, 0.6)
+    outline(axes, layout.box(cell), QUERY, 1.6)
+
+
+def _described_block(layer: LayerAttention, cell: Cell) -> str:
+    layout = layer.layout
+    words = f"{layout.grid[0]} × {layout.grid[1]} cells"
+    if layout.shift is not None and any(layout.shift):
+        words += f", shifted by {layout.shift[0]}"
+    on_cells = float(layer.row(cell)[0].sum(-1).mean())
+    if on_cells < 0.9995:
+        words += f", {1 - on_cells:.0%} on padding"
+    return words
+
+
+def _described_layer(layer: LayerAttention) -> str:
+    window, shift = layer.layout.window or (0, 0), layer.layout.shift or (0, 0)
+    moved = f", shift {shift[0]} × {shift[1]}" if any(shift) else ""
+    return f"{layer.name} (window {window[0]} × {window[1]}{moved})"

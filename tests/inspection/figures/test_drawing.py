@@ -6,7 +6,7 @@ import pytest
 from explained_models import noise, seen
 
 from vision.inspection.explain import explain
-from vision.inspection.figures.captions import Caption, method_lines, record_of, stored_record
+from vision.inspection.figures.drawing import Caption, method_lines, record_of, stored_record
 from vision.inspection.methods.spec import parse_method, parse_methods
 
 

@@ -1,29 +1,52 @@
-"""Maps from the last tokens: class activation maps, principal components, norms.
+"""Maps from a single layer: Grad-CAM, class activation maps, principal components, norms.
 
-Axes: b batch · n tokens · c width · k components · y, x rows and columns of cells.
+Axes: b batch · q queries · n tokens · c width · k components · y, x rows and columns of cells.
 """
-
-from dataclasses import dataclass
 
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from vision.inspection.capture.recording import Captured, CaptureError
+from vision.inspection.capture.captured import Captured, CaptureError, LayerAttention
+from vision.inspection.methods.rollout import carried, without_padding
 
 
-@dataclass(frozen=True, eq=False)
-class NormMap:
-    """The length of each cell's token before the final norm."""
+def attention_gradcam(layer: LayerAttention, seed: Tensor) -> Tensor:
+    """ReLU(mean over heads of g_h · a_h): (b q n), zero for prefix tokens.
 
-    norms: Tensor
-    """(b y x)"""
-    outliers: Tensor
-    """Cells above `limit`: (b y x), true or false."""
-    limit: Tensor
-    """Median + 6 × median absolute deviation of the cells of each image: (b)."""
-    prefix: dict[str, Tensor]
-    """The norms of prefix tokens: (b) each."""
+    a_h: the query's attention in head h; g_h: the mean over cells of its gradient (Chefer et al.,
+    CVPR 2021, baseline). A query of several tokens takes their rows in its proportions.
+    """
+    prefix = len(layer.layout.prefix)
+    heads = layer.weights.unbind(layer.head_axis)
+    total = torch.zeros_like(seed)
+    for head, gradient in zip(heads, layer.need_gradient().unbind(layer.head_axis), strict=True):
+        attended, slopes = (
+            carried(seed, without_padding(matrix, layer.layout), layer.layout)
+            for matrix in (head, gradient)
+        )
+        total = total + slopes[..., prefix:].mean(-1, keepdim=True) * attended
+    total = (total / len(heads)).clamp_min(0)
+    total[..., :prefix] = 0
+    return total
+
+
+def token_gradcam(layer: LayerAttention) -> Tensor:
+    """Grad-CAM (Selvaraju et al., ICCV 2017) on the input of a layer's attention: (b n).
+
+    Channels are weighted by the mean of their gradient over the cells. Not on the last tokens: in
+    a model with a class token the gradients of all other last tokens are zero.
+    """
+    if layer.inputs is None or layer.inputs_gradient is None:
+        raise ValueError(
+            f"Token Grad-CAM of {layer.name} needs the input of its attention with gradients: "
+            "capture(..., gradients=True)."
+        )
+    prefix = len(layer.layout.prefix)
+    weights = layer.inputs_gradient[:, prefix:].mean(dim=1)
+    values = torch.einsum("bnc,bc->bn", layer.inputs, weights).clamp_min(0)
+    values[:, :prefix] = 0
+    return values
 
 
 def last_tokens(captured: Captured) -> Tensor:
@@ -35,20 +58,21 @@ def last_tokens(captured: Captured) -> Tensor:
     return captured.tokens
 
 
-def norm_map(captured: Captured, deviations: float = 6.0) -> NormMap:
-    """‖x‖ of each cell's last token before the final norm, which would hide outliers.
+def token_norms(captured: Captured) -> Tensor:
+    """‖x‖ of each last token before the final norm, which would hide outliers: (b n)."""
+    return last_tokens(captured).float().norm(dim=-1)
+
+
+def norm_outliers(cells: Tensor) -> Tensor:
+    """Cells (b y x) whose norm exceeds median + 6 × median absolute deviation: true or false.
 
     Tokens of outlying norm carry global information instead of their patch's ("Vision Transformers
     Need Registers", Darcet et al., ICLR 2024).
     """
-    norms = last_tokens(captured).float().norm(dim=-1)
-    cells = captured.layout.to_grid(norms)
     flat = cells.flatten(1)
-    median = flat.median(dim=1).values
-    deviation = (flat - median[:, None]).abs().median(dim=1).values
-    limit = median + deviations * deviation
-    outliers = cells > limit[:, None, None]
-    return NormMap(cells, outliers, limit, captured.layout.prefix_values(norms))
+    median = flat.median(dim=1, keepdim=True).values
+    deviation = (flat - median).abs().median(dim=1, keepdim=True).values
+    return cells > (median + 6 * deviation)[..., None]
 
 
 def feature_components(captured: Captured, components: int = 3) -> Tensor:
@@ -61,7 +85,7 @@ def feature_components(captured: Captured, components: int = 3) -> Tensor:
     norm = captured.anatomy.norm
     if norm is not None and not captured.anatomy.norm_after:
         with torch.no_grad():
-            tokens = norm(tokens.to(_dtype(norm))).float()
+            tokens = norm(tokens.to(next(norm.parameters(), tokens).dtype)).float()
     flat = rearrange(tokens, "b n c -> (b n) c")
     if not 1 <= components <= min(flat.shape):
         raise ValueError(
@@ -148,7 +172,3 @@ def _check_sum(captured: Captured, head: nn.Linear, parts: Tensor, classes: Tens
             f"The parts of the logit do not add up to it (difference {apart:.2g}): "
             f"{captured.model} does more between its last norm and its head than take a mean."
         )
-
-
-def _dtype(module: nn.Module) -> torch.dtype:
-    return next((p.dtype for p in module.parameters()), torch.float32)

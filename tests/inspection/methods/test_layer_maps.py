@@ -7,8 +7,13 @@ from model_settings import random_images
 from sklearn.decomposition import PCA
 
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.layout import Layout
-from vision.inspection.methods.token_maps import feature_components, logit_parts, norm_map
+from vision.inspection.capture.captured import Layout
+from vision.inspection.methods.layer_maps import (
+    feature_components,
+    logit_parts,
+    norm_outliers,
+    token_norms,
+)
 
 POOLED = [
     "own swin",
@@ -60,24 +65,23 @@ def test_feature_components_equal_scikit_learns_up_to_sign() -> None:
         assert component.abs().max() == component.max()
 
 
-def test_norm_map_flags_a_planted_outlier_and_nothing_else() -> None:
+def test_norms_flag_a_planted_outlier_and_nothing_else() -> None:
     layout = Layout(("class",), (4, 5), (8, 8), (32, 40))
     tokens = torch.nn.functional.normalize(random_images(2, 21, 16), dim=-1)
     tokens = tokens * (10 + random_images(2, 21, 1, seed=3).clamp(-1, 1))
     tokens[1, 1 + 2 * 5 + 3] *= 9
     layer = made_layer(torch.full((2, 1, 21, 21), 1 / 21), layout)
-    found = norm_map(made_capture([layer], tokens))
-    assert found.outliers.nonzero().tolist() == [[1, 2, 3]]
-    assert torch.allclose(found.norms[1, 2, 3], tokens[1, 14].norm())
-    assert torch.allclose(found.prefix["class"], tokens[:, 0].norm(dim=-1))
+    norms = token_norms(made_capture([layer], tokens))
+    assert torch.allclose(norms, tokens.square().sum(dim=-1).sqrt())
+    assert norm_outliers(layout.to_grid(norms)).nonzero().tolist() == [[1, 2, 3]]
 
 
-def test_norm_map_is_taken_before_the_final_norm() -> None:
+def test_norms_are_taken_before_the_final_norm() -> None:
     model, images = built("own vit")
     seen: list[torch.Tensor] = []
     model.norm.register_forward_pre_hook(lambda _, args: seen.append(args[0]))  # type: ignore
-    found = norm_map(capture(model, images))
-    assert torch.allclose(found.norms.flatten(1), seen[0][:, 1:].norm(dim=-1), atol=1e-5)
+    found = token_norms(capture(model, images))
+    assert torch.allclose(found, seen[0].norm(dim=-1), atol=1e-5)
 
 
 def test_wrong_number_of_components_says_how_many_there_are() -> None:
