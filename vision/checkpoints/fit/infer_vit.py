@@ -12,6 +12,7 @@ from vision.checkpoints.layouts.rules import (
     Asked,
     Converted,
     count,
+    gated_mlp,
     mlp_ratio,
     need,
     patch_weight,
@@ -113,12 +114,10 @@ def _qkv_bias(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _mlp(tensors: Mapping[str, Tensor], width: int) -> dict[str, Any]:
-    """Ratio and kind of the MLP. A gated one has twice the channels before its gate."""
-    before, after = (need(tensors, f"blocks.0.mlp.{layer}.weight", 2) for layer in ("fc1", "fc2"))
-    ratio = mlp_ratio(after.shape[1], width)
-    if before.shape[0] == 2 * after.shape[1]:
-        return {"mlp": "gated", "activation": "silu", "mlp_ratio": ratio}
-    return {"mlp": "plain", "mlp_ratio": ratio}
+    """Ratio and kind of the MLP."""
+    hidden = need(tensors, "blocks.0.mlp.fc2.weight", 2).shape[1]
+    kind = {"mlp": "gated", "activation": "silu"} if gated_mlp(tensors) else {"mlp": "plain"}
+    return kind | {"mlp_ratio": mlp_ratio(hidden, width)}
 
 
 def _pooling(tensors: Mapping[str, Tensor]) -> dict[str, Any]:

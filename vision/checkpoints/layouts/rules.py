@@ -56,6 +56,22 @@ def within(ours: str, theirs: str, names: Mapping[str, str] | Sequence[str]) -> 
     return tuple(Rule(f"{ours}.{own}", f"{theirs}.{other}") for own, other in pairs)
 
 
+def split_qkv(
+    theirs: str, names: Sequence[str], key_bias: bool, ours: str = "blocks.{i}.attn"
+) -> tuple[Rule, ...]:
+    """Rules for queries, keys and values that are three layers there, by their `names`. Without a
+    bias of keys, those of queries and values are tensors of their own here.
+    """
+    joined = f"{theirs}.{{{'|'.join(names)}}}"
+    if key_bias:
+        return (Rule(f"{ours}.qkv.*", f"{joined}.*"),)
+    return (
+        Rule(f"{ours}.qkv.weight", f"{joined}.weight"),
+        Rule(f"{ours}.q_bias", f"{theirs}.{names[0]}.bias"),
+        Rule(f"{ours}.v_bias", f"{theirs}.{names[2]}.bias"),
+    )
+
+
 class Ignored(NamedTuple):
     """Tensors that no model here has a use for (a pattern of the whole name), and why."""
 
@@ -107,6 +123,7 @@ class Converted:
     """How the images of published models of this layout were prepared, where all were alike."""
 
 
+MASK_TOKEN = Ignored(r"(embeddings\.)?mask_token", "stands for hidden patches in pretraining")
 BUFFERS = (
     Ignored(r".*relative_position_index", "follows from the window; computed here"),
     Ignored(r".*relative_coords_table", "follows from the window; computed here"),
@@ -137,11 +154,13 @@ def to_ours(
             tensor = rule.change.to_ours(tensor)
             result.changed[ours] = "laid out anew"
         count = len(_parts(rule.theirs))
-        if count == 1:
-            _put(result.tensors, ours, tensor, name)
-        else:
+        if count > 1:
             groups.setdefault(ours, {})[part] = tensor
             sizes[ours] = count
+        elif ours in result.tensors:
+            raise CheckpointError(f"The file has '{ours}' twice: '{name}' is the second of them.")
+        else:
+            result.tensors[ours] = tensor
     for ours, parts in groups.items():
         if len(parts) != sizes[ours]:
             raise CheckpointError(
@@ -214,12 +233,6 @@ def split_bias(result: Converted, name: str, bias: Tensor, how: str) -> None:
     parts = {f"{place}q_bias": queries, f"{place}v_bias": values}
     result.tensors |= {part: tensor.clone() for part, tensor in parts.items()}
     result.changed |= dict.fromkeys(parts, how)
-
-
-def _put(tensors: dict[str, Tensor], ours: str, tensor: Tensor, name: str) -> None:
-    if ours in tensors:
-        raise CheckpointError(f"The file has '{ours}' twice: '{name}' is the second of them.")
-    tensors[ours] = tensor
 
 
 def _first(rules: Sequence[Rule], name: str) -> tuple[Rule, str, int] | None:
@@ -300,6 +313,12 @@ def need(tensors: Mapping[str, Tensor], name: str, axes: int) -> Tensor:
 def patch_weight(tensors: Mapping[str, Tensor]) -> Tensor:
     """The patch embedding: width, channels, and height and width of a patch."""
     return need(tensors, "patch_embed.proj.weight", 4)
+
+
+def gated_mlp(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the MLPs of a ViT are gated: they have twice the channels before their gate."""
+    before, after = (need(tensors, f"blocks.0.mlp.{layer}.weight", 2) for layer in ("fc1", "fc2"))
+    return before.shape[0] == 2 * after.shape[1]
 
 
 def count(tensors: Mapping[str, Tensor], pattern: str) -> int:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from vision.checkpoints.layouts.rules import Usual
+from vision.checkpoints.layouts.rules import Usual, gated_mlp
 
 EVA02_GRID = 16
 """Cells along the grid of EVA-02's pretraining, to which its rotation is scaled."""
@@ -68,7 +68,7 @@ def _with_table(tensors: Mapping[str, Tensor], naflex: bool) -> Family | None:
     if "norm_pre.weight" in tensors:
         return _clip(tensors, width, pooled)
     qv = "blocks.0.attn.q_bias" in tensors
-    if qv and _gated(tensors):
+    if qv and gated_mlp(tensors):
         angles = {"rotary": "eva", "rotary_grid": EVA02_GRID}
         return Family("EVA-02", {"positions": "learned_rotary"} | angles)
     if qv and width == 1792:
@@ -111,10 +111,3 @@ def _siglip(tensors: Mapping[str, Tensor], width: int, pooled: bool, naflex: boo
         heads: dict[str, object] = {"heads": 16} if width == 1536 else {}
         return Family("SigLIP 2", {"activation": "gelu_tanh", **heads})
     return Family("SigLIP", {"activation": "gelu"}) if pooled else None
-
-
-def _gated(tensors: Mapping[str, Tensor]) -> bool:
-    before, after = (tensors.get(f"blocks.0.mlp.{layer}.weight") for layer in ("fc1", "fc2"))
-    if before is None or after is None:
-        return False
-    return before.shape[0] == 2 * after.shape[-1]

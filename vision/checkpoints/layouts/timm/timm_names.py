@@ -20,6 +20,7 @@ from vision.checkpoints.layouts.rules import (
     NameTable,
     Rule,
     same,
+    split_qkv,
     within,
 )
 from vision.checkpoints.layouts.timm.timm_families import usual_settings
@@ -49,14 +50,7 @@ EVA = (
     Rule("relative.table", "rel_pos_bias.relative_position_bias_table"),
     Rule("rotary.frequencies", "rope.freqs"),
 )
-SPLIT = (
-    Rule("blocks.{i}.attn.qkv.weight", "blocks.{i}.attn.{q_proj|k_proj|v_proj}.weight"),
-    SPLIT_GATE,
-)
-SPLIT_BIAS = (Rule("blocks.{i}.attn.qkv.bias", "blocks.{i}.attn.{q_proj|k_proj|v_proj}.bias"),)
-SPLIT_BIAS_WITHOUT_KEYS = within(
-    "blocks.{i}.attn", "blocks.{i}.attn", {"q_bias": "q_proj.bias", "v_bias": "v_proj.bias"}
-)
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 FLAT_GRID = Change(
     lambda table: rearrange(table, "one y x c -> one (y x) c"),
     lambda table: rearrange(table, "one (y x) c -> one y x c", y=round(table.shape[1] ** 0.5)),
@@ -93,8 +87,8 @@ SWIN = (
 def vit_to_ours(tensors: Mapping[str, Tensor]) -> Converted:
     """A ViT as timm stores it; a last norm after the pooling has another name there."""
     keys = "blocks.0.attn.k_proj.bias" in tensors
-    split = (*SPLIT, *(SPLIT_BIAS if keys else SPLIT_BIAS_WITHOUT_KEYS))
-    table = (*VIT, NORM_AFTER_POOL, *EVA, *split, *NAFLEX)
+    split = split_qkv("blocks.{i}.attn", PROJECTIONS, keys)
+    table = (*VIT, NORM_AFTER_POOL, *EVA, *split, SPLIT_GATE, *NAFLEX)
     result = rules.to_ours(table, BUFFERS, tensors)
     _refuse_other_norms(tensors)
     _unflatten_patches(result)
