@@ -137,13 +137,15 @@ def one_window(model: Swin, library: str) -> Grid:
     return largest
 
 
-def not_timm(export: Export) -> None:
-    """A run of one of timm's own models has timm's names already."""
-    if isinstance(export.opened.config, TimmConfig):
+def own_config(export: Export) -> ViTConfig | AnySwinConfig:
+    """The config of a model of this project; a run of one of timm's has timm's names already."""
+    config = export.opened.config
+    if isinstance(config, TimmConfig):
         raise ConfigError(
-            f"The weights are those of timm's {export.opened.config.name}; only ViT and Swin of "
-            f"this project are converted. Save `model.model.state_dict()` for timm."
+            f"The weights are those of timm's {config.name}; only ViT and Swin of this project are "
+            f"converted. Save `model.model.state_dict()` for timm."
         )
+    return config
 
 
 def position_rows(export: Export, rows: int, before: int = 0) -> Tensor:
