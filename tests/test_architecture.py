@@ -25,7 +25,7 @@ from vision.models.configs import AutoModelConfig, ModelConfig
 PACKAGE = Path(vision.__file__).parent
 ROOT = PACKAGE.parent
 
-FULL_FOLDERS = {"checkpoints/layouts", "data/sources"}
+FULL_FOLDERS = {"data/sources"}
 """One file for each layout and each kind of source: their number is that of what is supported."""
 FOLDERS_WITHOUT_TWIN = {"benchmarks", "helpers"}
 """Of tests/: these test no folder of vision/."""

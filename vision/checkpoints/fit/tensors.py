@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.fit.position_table import fold_register_rows, position_table
+from vision.checkpoints.fit.infer_vit import PositionTable, position_table
 from vision.checkpoints.fit.resize import (
     PositionMethod,
     change_channels,
@@ -18,7 +18,7 @@ from vision.checkpoints.fit.resize import (
     resize_positions,
 )
 from vision.checkpoints.fit.stored_windows import square_window
-from vision.checkpoints.layouts.rules import patch_weight
+from vision.checkpoints.layouts.rules import patch_grid, patch_weight
 from vision.config import ConfigError
 from vision.models.layers import Classifier, Grid
 from vision.models.positions.added import LearnedPositions
@@ -59,9 +59,8 @@ def fit_vit(
     """Tokens, positions and patches of a ViT."""
     tensors = fitting.tensors
     positions = model.positions
-    patch = patch_weight(tensors).shape[-2:]
     if isinstance(positions, LearnedPositions) and "positions.table" in tensors:
-        _fit_positions(model, positions, fitting, (patch[0], patch[1]), sizes, method)
+        _fit_positions(model, positions, fitting, sizes, method)
     for name, parameter in (("cls_token", model.cls_token), ("dist_token", model.dist_token)):
         if parameter is None and name in tensors:
             fitting.drop(name, "the model has no such token")
@@ -93,7 +92,6 @@ def _fit_positions(
     model: ViT,
     positions: LearnedPositions,
     fitting: Fitting,
-    patch: Grid,
     sizes: Sizes,
     method: PositionMethod,
 ) -> None:
@@ -103,12 +101,12 @@ def _fit_positions(
     try:
         size, hint = sizes
         own = model.grid[0] * model.patch_embed.patch[0], model.grid[1] * model.patch_embed.patch[1]
-        table = position_table(tensors, patch, size, [hint, own])
+        table = position_table(tensors, patch_grid(tensors), size, [hint, own])
     except (CheckpointError, ConfigError):
         if not same_rows:
             raise
         return  # not square, but exactly what the model has
-    table = fold_register_rows(tensors, table)
+    table = _fold_register_rows(tensors, table)
     rows = ["cls_token", "dist_token"][: table.rows]
     wanted = [
         n
@@ -135,6 +133,20 @@ def _fit_positions(
         )
 
 
+def _fold_register_rows(tensors: dict[str, Tensor], table: PositionTable) -> PositionTable:
+    """Give registers that have positions (timm, where the class token has one) their sum, since
+    here they have none. Changes `tensors`.
+    """
+    tokens = sum(name in tensors for name in ("cls_token", "dist_token"))
+    if table.rows <= tokens:
+        return table
+    positions = tensors["positions.table"]
+    tensors["reg_token"] = tensors["reg_token"] + positions[:, tokens : table.rows]
+    kept = [positions[:, :tokens], positions[:, table.rows :]]
+    tensors["positions.table"] = torch.cat(kept, dim=1)
+    return table._replace(rows=tokens)
+
+
 def _fit_patches(fitting: Fitting, target: nn.Conv2d) -> None:
     name = "patch_embed.proj.weight"
     weight, wanted = patch_weight(fitting.tensors), target.weight.shape
@@ -157,7 +169,7 @@ def fit_swin(
     windows: WindowMethod,
 ) -> None:
     """Patches and position tables of a Swin. The position network of V2 fits any window."""
-    trained_patch = patch_weight(fitting.tensors).shape[-2:]
+    trained_patch = patch_grid(fitting.tensors)
     _fit_patches(fitting, model.patch_embed.proj)
     for s, stage in enumerate(model.layers):
         assert isinstance(stage, Stage)
@@ -168,7 +180,7 @@ def fit_swin(
     if model.absolute_pos_embed is not None and "absolute_pos_embed" in fitting.tensors:
         table = {"positions.table": fitting.tensors["absolute_pos_embed"]}
         size, hint = sizes
-        found = position_table(table, (trained_patch[0], trained_patch[1]), size, [hint])
+        found = position_table(table, trained_patch, size, [hint])
         if found.grid != model.grid:
             resized = resize_positions(
                 table["positions.table"], 0, found.grid, model.grid, positions

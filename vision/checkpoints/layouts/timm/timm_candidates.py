@@ -9,14 +9,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from vision.checkpoints.layouts.rules import Rule
-from vision.checkpoints.layouts.timm.timm_names import EVA, SPLIT_GATE
+from vision.checkpoints.layouts.timm.timm_names import EVA, POOLS, SPLIT_GATE
 from vision.config import pair
 from vision.models.configs import ViTConfig
 from vision.models.layers import Grid
 
 EVAS = ("eva_giant_patch14_224", "vit_base_patch16_dinov3", "vit_pe_core_base_patch16_224")
 """Architectures without settings of their own; the first has an eps of 1e-6, the others of 1e-5."""
-POOLS = {"class_token": "token", "mean": "avg", "attention": "map"}
 
 
 class Candidate(NamedTuple):
@@ -35,7 +34,7 @@ def candidates(config: ViTConfig, image_size: Grid) -> Iterator[Candidate]:
         "embed_dim": config.width,
         "depth": config.depth,
         "num_heads": config.heads,
-        "global_pool": POOLS.get(config.pool, "token"),
+        "global_pool": next(theirs for theirs, ours in POOLS.items() if ours == config.pool),
     }
     if config.relative_bias != "none":
         yield _beit(config, shared)
