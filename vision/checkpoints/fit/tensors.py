@@ -61,7 +61,7 @@ def fit_vit(
     positions = model.positions
     if isinstance(positions, LearnedPositions) and "positions.table" in tensors:
         _fit_positions(model, positions, fitting, sizes, method)
-    for name, parameter in (("cls_token", model.cls_token), ("dist_token", model.dist_token)):
+    for name, parameter in _tokens(model).items():
         if parameter is None and name in tensors:
             fitting.drop(name, "the model has no such token")
             fitting.warnings.append(
@@ -76,6 +76,11 @@ def fit_vit(
         # timm computes what Meta stores.
         tensors.setdefault("rotary.periods", dinov3_periods(model.rotary.pairs))
     _fit_patches(fitting, model.patch_embed.proj)
+
+
+def _tokens(model: ViT) -> dict[str, Tensor | None]:
+    """Tokens that may have a row in the table of positions, in its order."""
+    return {"cls_token": model.cls_token, "dist_token": model.dist_token}
 
 
 def _fit_relative(name: str, fitting: Fitting, grid: Grid, method: WindowMethod) -> None:
@@ -107,25 +112,17 @@ def _fit_positions(
             raise
         return  # not square, but exactly what the model has
     table = _fold_register_rows(tensors, table)
-    rows = ["cls_token", "dist_token"][: table.rows]
-    wanted = [
-        n
-        for n, t in (("cls_token", model.cls_token), ("dist_token", model.dist_token))
-        if t is not None and positions.class_rows
-    ]
-    kept = []
-    for token in ("cls_token", "dist_token"):
-        row = tensors[name][:, rows.index(token)][:, None] if token in rows else None
-        if token in wanted:
-            zero = tensors[name].new_zeros(1, 1, tensors[name].shape[2])
-            kept.append(zero if row is None else row)
-        elif row is not None and token in tensors:
-            tensors[token] = tensors[token] + row
-    if rows != wanted:
-        fitting.resized[name] = f"rows for tokens: {_named(rows)} → {_named(wanted)}"
     cells = tensors[name][:, table.rows :]
-    if rows != wanted:
-        tensors[name] = torch.cat([*kept, cells], dim=1)
+    tokens = _tokens(model)
+    rows = {n: tensors[name][:, i : i + 1] for i, n in enumerate(list(tokens)[: table.rows])}
+    wanted = [n for n, token in tokens.items() if token is not None and positions.class_rows]
+    for token, row in rows.items():
+        if token not in wanted and token in tensors:
+            tensors[token] = tensors[token] + row
+    if list(rows) != wanted:
+        fitting.resized[name] = f"rows for tokens: {_named(list(rows))} → {_named(wanted)}"
+        zero = torch.zeros_like(cells[:, :1])
+        tensors[name] = torch.cat([*(rows.get(token, zero) for token in wanted), cells], dim=1)
     if table.grid != positions.grid:
         fitting.resized[name] = f"{_grid(table.grid)} → {_grid(positions.grid)} cells, {method}"
         tensors[name] = resize_positions(
@@ -140,10 +137,9 @@ def _fold_register_rows(tensors: dict[str, Tensor], table: PositionTable) -> Pos
     tokens = sum(name in tensors for name in ("cls_token", "dist_token"))
     if table.rows <= tokens:
         return table
-    positions = tensors["positions.table"]
-    tensors["reg_token"] = tensors["reg_token"] + positions[:, tokens : table.rows]
-    kept = [positions[:, :tokens], positions[:, table.rows :]]
-    tensors["positions.table"] = torch.cat(kept, dim=1)
+    first, own, cells = tensors["positions.table"].tensor_split((tokens, table.rows), dim=1)
+    tensors["reg_token"] = tensors["reg_token"] + own
+    tensors["positions.table"] = torch.cat([first, cells], dim=1)
     return table._replace(rows=tokens)
 
 

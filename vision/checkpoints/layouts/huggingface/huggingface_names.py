@@ -19,6 +19,7 @@ from vision.checkpoints.layouts.huggingface.huggingface_dino import (
     HEAD,
     IN_FILES,
     IN_MEMORY,
+    PROJECTION,
 )
 from vision.checkpoints.layouts.recognise import TYPES
 from vision.checkpoints.layouts.rules import (
@@ -40,13 +41,7 @@ BLOCK = {
     "mlp.fc1.*": "intermediate.dense.*",
     "mlp.fc2.*": "output.dense.*",
 }
-BLOCK_IN_MEMORY = {
-    "norm1.*": "layernorm_before.*",
-    "attn.proj.*": "attention.o_proj.*",
-    "norm2.*": "layernorm_after.*",
-    "mlp.fc1.*": "mlp.fc1.*",
-    "mlp.fc2.*": "mlp.fc2.*",
-}
+BLOCK_IN_MEMORY = BLOCK | PROJECTION | {"mlp.fc1.*": "mlp.fc1.*", "mlp.fc2.*": "mlp.fc2.*"}
 SCALES = {"ls1.gamma": "lambda_1", "ls2.gamma": "lambda_2"}
 _TABLE = "relative_position_bias.relative_position_bias_table"
 _LAYER = "encoder.layer.{i}"
