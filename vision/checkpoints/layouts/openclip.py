@@ -14,6 +14,7 @@ from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.layouts import rules
 from vision.checkpoints.layouts.config_fields import Field, Settings, choice, follow, only
 from vision.checkpoints.layouts.huggingface.huggingface_towers import TABLE, TOKEN
+from vision.checkpoints.layouts.recognise import convert_names, recognise
 from vision.checkpoints.layouts.rules import Change, Converted, Ignored, Rule, Usual
 from vision.checkpoints.layouts.timm.timm_names import POOLS
 
@@ -103,13 +104,10 @@ def to_ours(tensors: Mapping[str, Tensor]) -> Converted:
     return result
 
 
-def trunk(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The model of timm inside a tower of OpenCLIP."""
-    return _tower(tensors, "visual.trunk.")[0]
-
-
-def add_projection(result: Converted, tensors: Mapping[str, Tensor]) -> Converted:
-    """Complete a model of timm by what OpenCLIP puts after it: a linear map, or nothing."""
+def timm_tower_to_ours(tensors: Mapping[str, Tensor]) -> Converted:
+    """A tower that is a model of timm, and the linear map, if any, that OpenCLIP puts after it."""
+    trunk, _ = _tower(tensors, "visual.trunk.")
+    result = convert_names(recognise(trunk), trunk)
     result.ignored |= _tower(tensors, "visual.")[1]
     head, _ = _tower({n: t for n, t in tensors.items() if ".head." in n}, "visual.head.")
     projection = head.pop("proj.weight", None)

@@ -45,7 +45,7 @@ LAYOUTS: dict[Layout, Known] = {
     "mmpretrain": Known("mmpretrain.to_ours", positions="bicubic"),
     "BEiT": Known("beit.to_ours"),
     "CLIP": Known("openclip.to_ours"),
-    "CLIP with timm's tower": Known(""),
+    "CLIP with timm's tower": Known("openclip.timm_tower_to_ours"),
     "vit-pytorch": Known("vit_pytorch.to_ours"),
     "PyTorch ViT": Known("students.to_ours"),
 }
@@ -147,11 +147,6 @@ def convert_names(layout: Layout, tensors: Mapping[str, Tensor]) -> Converted:
     """Tensors of a layout under this project's names."""
     if layout == "vision":
         return Converted(dict(tensors))
-    if layout == "CLIP with timm's tower":
-        from vision.checkpoints.layouts import openclip
-
-        trunk = openclip.trunk(tensors)
-        return openclip.add_projection(convert_names(recognise(trunk), trunk), tensors)
     module, _, function = LAYOUTS[layout].converter.rpartition(".")
     convert = getattr(import_module(f"vision.checkpoints.layouts.{module}"), function)
     converted: Converted = convert(tensors)
