@@ -66,6 +66,10 @@ TIMM: dict[str, tuple[str, dict[str, Any]]] = {
         "vit_base",
         {"registers": 3, "class_token_position": False, "qk_norm": True},
     ),
+    "registers without class token": (
+        "vit_base",
+        {"registers": 3, "class_token": False, "pool": "mean"},
+    ),
     "distilled": ("vit_base", {"distillation_token": True}),
     "gated": (
         "vit_base",

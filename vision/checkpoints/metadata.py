@@ -122,7 +122,7 @@ def _hugging_face_preprocess(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_openclip(config: Mapping[str, Any], described: bool) -> Metadata:
-    from vision.checkpoints.layouts.openclip_config import FILE, tower_settings
+    from vision.checkpoints.layouts.openclip import FILE, tower_settings
 
     model, images = config["model_cfg"], config.get("preprocess_cfg") or {}
     found = Metadata(FILE, preprocess_origin=FILE)

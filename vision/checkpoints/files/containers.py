@@ -16,7 +16,7 @@ from vision.checkpoints.configs import WhichWeights
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.files.reading import Raw
 from vision.checkpoints.files.renaming import rename
-from vision.checkpoints.layouts.recognise import HEADS, Layout, recognise
+from vision.checkpoints.layouts.recognise import LAYOUTS, Layout, recognise
 from vision.config import ConfigError
 
 AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "ema", "teacher")
@@ -219,7 +219,8 @@ def _without_path(
             word = name.partition(".")[0]
             left[word] = left.get(word, 0) + 1
             continue
-        own = f"{HEADS[layout]}.{match[1]}" if layout in HEADS else name
+        head = LAYOUTS[layout].head
+        own = f"{head}.{match[1]}" if head else name
         if own in inside:
             raise CheckpointError(
                 f"The file has two classifiers, '{path}{own}' and '{name}'. Leave one out, e.g. "

@@ -18,7 +18,7 @@ from vision.checkpoints.fit.resize import PositionMethod
 from vision.checkpoints.fit.stored_windows import stored_offsets
 from vision.checkpoints.fit.tensors import Fitting, NewHead, fit_head, fit_swin, fit_vit
 from vision.checkpoints.fit.timm_weights import fit_timm
-from vision.checkpoints.layouts.resizing import position_method, window_method
+from vision.checkpoints.layouts.recognise import resizing
 from vision.checkpoints.weights import StoredWeights
 from vision.models.configs import SwinV2Config
 from vision.models.layers import Classifier, Grid
@@ -75,9 +75,9 @@ def _fit(
     windows: Windows,
 ) -> None:
     sizes = (trained_size, stored.metadata.image_size)
-    project, names = project_of(stored), stored.tensors.keys()
-    method = position_method(project, names) if positions == "auto" else positions
-    relative = window_method(project) if windows == "auto" else windows
+    method, relative = resizing(project_of(stored), stored.tensors.keys())
+    method = method if positions == "auto" else positions
+    relative = relative if windows == "auto" else windows
     for name, own in model.state_dict().items():  # resized in the precision of the model
         if own.dtype == torch.float64 and name in fitting.tensors:
             fitting.tensors[name] = fitting.tensors[name].to(own.dtype)

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.fit.infer_vit import PLAIN
-from vision.checkpoints.fit.stored_windows import StoredStage, stored_stages
+from vision.checkpoints.fit.stored_windows import StoredStage, stored_stages, window_setting
 from vision.checkpoints.layouts.rules import (
     count,
     mlp_ratio,
     need,
+    patch_grid,
     patch_weight,
     square,
-    window_setting,
 )
 from vision.checkpoints.weights import StoredWeights
 from vision.config import Config, ConfigError, Size, pair, parse
@@ -36,8 +36,7 @@ def swin_values(
 ) -> tuple[dict[str, Any], Grid]:
     """Settings of the model's config, and the image size that it was trained with."""
     tensors, known = source.converted.tensors, source.metadata
-    projection = patch_weight(tensors)
-    width, patch = projection.shape[0], (projection.shape[2], projection.shape[3])
+    width, patch = patch_weight(tensors).shape[0], patch_grid(tensors)
     second = "layers.0.blocks.0.attn.logit_scale" in tensors
     stages = count(tensors, r"layers\.(\d+)\.blocks\..*")
     hidden = need(tensors, "layers.0.blocks.0.mlp.fc2.weight", 2).shape[1]

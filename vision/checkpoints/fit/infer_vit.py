@@ -1,25 +1,25 @@
 """The config of a ViT: from the shapes of its weights, then from what is written beside them."""
 
 import math
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from vision.checkpoints.fit.position_table import position_table
 from vision.checkpoints.fit.stored_windows import square_window
 from vision.checkpoints.layouts.rules import (
-    Asked,
     Converted,
     count,
+    gated_mlp,
     mlp_ratio,
     need,
+    patch_grid,
     patch_weight,
     square,
 )
 from vision.checkpoints.weights import StoredWeights
 from vision.config import ConfigError
-from vision.models.layers import Grid
+from vision.models.layers import Grid, ceil_div
 
 PLAIN = {
     "dropout": 0.0,
@@ -29,15 +29,8 @@ PLAIN = {
     "checkpoint_activations": False,
 }
 """Settings of a model that weights have nothing to do with."""
-HEADS_OF_WIDTH = {64 * heads: heads for heads in (3, 4, 5, 6, 8, 10, 12, 13, 14, 16)} | {
-    1152: 16,
-    1280: 16,
-    1408: 16,
-    1536: 24,
-    1664: 16,
-    1792: 16,
-    4096: 32,
-}
+HEADS_OF_WIDTH = {192: 3, 256: 4, 320: 5, 384: 6, 512: 8, 640: 10, 768: 12, 832: 13, 896: 14}
+HEADS_OF_WIDTH |= {1024: 16, 1152: 16, 1280: 16, 1408: 16, 1536: 24, 1664: 16, 1792: 16, 4096: 32}
 """Heads of published ViTs by their width: 64 channels per head up to ViT-L, more in larger ones."""
 UNSEEN = {
     "activation": "gelu",
@@ -82,12 +75,11 @@ def vit_values(
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """What the tensors show: sizes, and which parts there are."""
-    projection = patch_weight(tensors)
-    width, patch = projection.shape[0], (projection.shape[2], projection.shape[3])
+    width = patch_weight(tensors).shape[0]
     bias = "patch" if "patch_embed.proj.bias" in tensors else "patch_no_bias"
     relative = "block" if "blocks.0.relative.table" in tensors else "none"
     return {
-        "patch_size": square(patch),
+        "patch_size": square(patch_grid(tensors)),
         "stem": "patch_normed" if "patch_embed.norm_before.weight" in tensors else bias,
         "width": width,
         "depth": count(tensors, r"blocks\.(\d+)\..*"),
@@ -113,12 +105,10 @@ def _qkv_bias(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _mlp(tensors: Mapping[str, Tensor], width: int) -> dict[str, Any]:
-    """Ratio and kind of the MLP. A gated one has twice the channels before its gate."""
-    before, after = (need(tensors, f"blocks.0.mlp.{layer}.weight", 2) for layer in ("fc1", "fc2"))
-    ratio = mlp_ratio(after.shape[1], width)
-    if before.shape[0] == 2 * after.shape[1]:
-        return {"mlp": "gated", "activation": "silu", "mlp_ratio": ratio}
-    return {"mlp": "plain", "mlp_ratio": ratio}
+    """Ratio and kind of the MLP."""
+    hidden = need(tensors, "blocks.0.mlp.fc2.weight", 2).shape[1]
+    kind = {"mlp": "gated", "activation": "silu"} if gated_mlp(tensors) else {"mlp": "plain"}
+    return kind | {"mlp_ratio": mlp_ratio(hidden, width)}
 
 
 def _pooling(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -132,10 +122,9 @@ def _pooling(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         "representation": None,
         "projection": None,
     }
-    if "representation.weight" in tensors:
-        values["representation"] = need(tensors, "representation.weight", 2).shape[0]
-    if "projection.weight" in tensors:
-        values["projection"] = need(tensors, "projection.weight", 2).shape[0]
+    for name in ("representation", "projection"):
+        if f"{name}.weight" in tensors:
+            values[name] = need(tensors, f"{name}.weight", 2).shape[0]
     if "pooling.latent" in tensors:
         hidden = need(tensors, "pooling.mlp.fc1.weight", 2).shape[0]
         own = need(tensors, "blocks.0.mlp.fc2.weight", 2).shape[1]
@@ -152,16 +141,15 @@ def _check_open(converted: Converted, said: Mapping[str, Any]) -> None:
     """Raise an error for settings that must be given, or that have a value without a model here."""
     missing = [name for name in converted.asked if name not in said]
     if missing:
-        questions = " ".join(converted.asked[name].question for name in missing)
+        questions = " ".join(converted.asked[name].reason for name in missing)
         names = " and ".join(f"model.{name}" for name in missing)
         raise ConfigError(f"{names} cannot be inferred from the weights. {questions}")
     for name, value in said.items():
         open_setting = converted.asked.get(name) or converted.usual.get(name)
         if open_setting and open_setting.allowed and value not in open_setting.allowed:
-            words = (
-                open_setting.question if isinstance(open_setting, Asked) else open_setting.reason
+            raise ConfigError(
+                f"model.{name}={value} is not possible for these weights. {open_setting.reason}"
             )
-            raise ConfigError(f"model.{name}={value} is not possible for these weights. {words}")
 
 
 def _deit_or_rope(
@@ -200,9 +188,9 @@ def _unseen(values: Mapping[str, Any], said: Collection[str]) -> list[str]:
 
 
 def _heads(tensors: Mapping[str, Tensor], width: int, assumed: list[str]) -> int:
-    for name in ("blocks.0.relative.table", "relative.table"):
-        if name in tensors:
-            return need(tensors, name, 2).shape[1]
+    relative = _relative_table(tensors)
+    if relative is not None:
+        return relative.shape[1]
     if "rotary.frequencies" in tensors:
         return need(tensors, "rotary.frequencies", 4).shape[2]
     inner = need(tensors, "blocks.0.attn.qkv.weight", 2).shape[0] // 3
@@ -229,13 +217,13 @@ def _positions(
 ) -> Grid:
     """Complete the settings of positions; the size of the images in training."""
     tensors, known = source.converted.tensors, source.metadata
-    patch = patch_weight(tensors).shape[-2:]
+    patch = patch_grid(tensors)
     turns = "rotary.frequencies" in tensors or "rotary.periods" in tensors
     if "rotary.frequencies" in tensors and "rotary" not in said:
         values["rotary"] = "mixed"
     if "positions.table" in tensors:
         rows = said.get("class_token_position")
-        table = position_table(tensors, (patch[0], patch[1]), size, [known.image_size], rows)
+        table = position_table(tensors, patch, size, [known.image_size], rows)
         values["class_token_position"] = table.rows > 0
         if "positions" not in said:
             values["positions"] = "learned_rotary" if turns else "learned"
@@ -249,19 +237,22 @@ def _positions(
     values.setdefault("class_token_position", False)
     if "positions" not in said:
         values["positions"] = "rotary" if turns else _without_table(source, values, assumed)
-    size = size or known.image_size or _relative_size(tensors, (patch[0], patch[1]))
+    size = size or known.image_size or _relative_size(tensors, patch)
     if size is None:
         assumed.append("images of 224 × 224 pixels: without a table of positions any size will do")
     return size or (224, 224)
 
 
+def _relative_table(tensors: Mapping[str, Tensor]) -> Tensor | None:
+    names = ("blocks.0.relative.table", "relative.table")
+    return next((need(tensors, name, 2) for name in names if name in tensors), None)
+
+
 def _relative_size(tensors: Mapping[str, Tensor], patch: Grid) -> Grid | None:
     """The size of square images whose patches have a table of relative positions."""
-    for name in ("blocks.0.relative.table", "relative.table"):
-        if name in tensors:
-            side = square_window(need(tensors, name, 2).shape[0] - 3)
-            return None if side is None else (side * patch[0], side * patch[1])
-    return None
+    table = _relative_table(tensors)
+    side = None if table is None else square_window(table.shape[0] - 3)
+    return None if side is None else (side * patch[0], side * patch[1])
 
 
 def _without_table(source: StoredWeights, values: Mapping[str, Any], assumed: list[str]) -> str:
@@ -271,3 +262,70 @@ def _without_table(source: StoredWeights, values: Mapping[str, Any], assumed: li
     if values["relative_bias"] == "none":
         assumed.append(f"positions={kind}: the weights have no table of positions")
     return kind
+
+
+class PositionTable(NamedTuple):
+    """How the rows of a ViT's table of positions are used."""
+
+    rows: int
+    """Rows in front, for tokens without a place."""
+    grid: Grid
+    assumed: str | None
+    """What was assumed about the grid."""
+
+
+def position_table(
+    tensors: Mapping[str, Tensor],
+    patch: Grid,
+    trained_size: Grid | None,
+    hints: Sequence[Grid | None] = (),
+    class_rows: bool | None = None,
+) -> PositionTable:
+    """The layout of `positions.table`: by the size of the images that is given, by the first of the
+    `hints` that fits, else as the only square grid that leaves a sensible number of rows for other
+    tokens. `class_rows` says whether these have rows, where that is known.
+    """
+    rows = need(tensors, "positions.table", 3).shape[1]
+    tokens = [need(tensors, n, 3).shape[1] for n in ("cls_token", "dist_token") if n in tensors]
+    registers = need(tensors, "reg_token", 3).shape[1] if "reg_token" in tensors else 0
+    every = [0] if class_rows is False else [sum(tokens), 0, sum(tokens) + registers]
+    choices = dict.fromkeys(every)
+    for size in filter(None, (trained_size, *hints)):
+        grid = ceil_div(size[0], patch[0]), ceil_div(size[1], patch[1])
+        front = rows - grid[0] * grid[1]
+        if front in choices:
+            return PositionTable(front, grid, None)
+        if size != trained_size:
+            continue
+        raise ConfigError(
+            f"model.trained_size={list(size)}: the table of positions has {rows} rows, but images "
+            f"of {size[0]} × {size[1]} pixels make {grid[0]} × {grid[1]} patches and "
+            f"{sum(tokens)} tokens before them. Give the size that the weights were trained at."
+        )
+    for front in choices:
+        side = math.isqrt(max(rows - front, 0))
+        if side and side * side == rows - front:
+            if not front and sum(tokens) == 1 and not registers and class_rows is None:
+                _check_rows(tensors, side, patch)
+            size = side * patch[0], side * patch[1]
+            note = f"images of {size[0]} × {size[1]} pixels: the grid of positions is square"
+            return PositionTable(front, (side, side), note)
+    raise ConfigError(
+        f"the table of positions has {rows} rows, which is not a square grid after {sum(tokens)} "
+        f"tokens; give the size of the images in training: model.trained_size=[height,width]."
+    )
+
+
+def _check_rows(tensors: Mapping[str, Tensor], side: int, patch: Grid) -> None:
+    """Refuse a table that fits two models: (n + 1)² rows are a square grid without a row for the
+    class token, or n × (n + 2) cells and one. DeiT-III, which has layer scale, is the former.
+    """
+    if "blocks.0.ls1.gamma" in tensors or side < 2:
+        return
+    square = f"[{side * patch[0]},{side * patch[1]}]"
+    wide = f"[{(side - 1) * patch[0]},{(side + 1) * patch[1]}]"
+    raise ConfigError(
+        f"the table of positions has {side * side} rows: {side} × {side} patches without a row "
+        f"for the class token, or {side - 1} × {side + 1} patches with one. Give the size of the "
+        f"images in training, such as model.trained_size={square} or model.trained_size={wide}."
+    )

@@ -4,21 +4,30 @@ buffers that some projects store although they follow from the geometry.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.layouts.rules import need
+from vision.checkpoints.layouts.rules import need, square
 from vision.models.layers import Grid
+from vision.models.windows import clip_windows
 
 
 def square_window(rows: int) -> int | None:
     """The side of the square window whose table of relative positions has this number of rows."""
     side = math.isqrt(rows)
     return (side + 1) // 2 if side * side == rows and side % 2 else None
+
+
+def window_setting(windows: Sequence[Grid], grids: Sequence[Grid]) -> int | list[Any]:
+    """The simplest `window` with which a Swin of these grids has these windows."""
+    largest = max(h for h, _ in windows), max(w for _, w in windows)
+    if clip_windows(largest, grids) != list(windows):
+        return [list(window) for window in windows]
+    return square(largest)
 
 
 class Offsets(NamedTuple):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.fit.position_table import fold_register_rows, position_table
+from vision.checkpoints.fit.infer_vit import PositionTable, position_table
 from vision.checkpoints.fit.resize import (
     PositionMethod,
     change_channels,
@@ -18,7 +18,7 @@ from vision.checkpoints.fit.resize import (
     resize_positions,
 )
 from vision.checkpoints.fit.stored_windows import square_window
-from vision.checkpoints.layouts.rules import patch_weight
+from vision.checkpoints.layouts.rules import patch_grid, patch_weight
 from vision.config import ConfigError
 from vision.models.layers import Classifier, Grid
 from vision.models.positions.added import LearnedPositions
@@ -59,10 +59,9 @@ def fit_vit(
     """Tokens, positions and patches of a ViT."""
     tensors = fitting.tensors
     positions = model.positions
-    patch = patch_weight(tensors).shape[-2:]
     if isinstance(positions, LearnedPositions) and "positions.table" in tensors:
-        _fit_positions(model, positions, fitting, (patch[0], patch[1]), sizes, method)
-    for name, parameter in (("cls_token", model.cls_token), ("dist_token", model.dist_token)):
+        _fit_positions(model, positions, fitting, sizes, method)
+    for name, parameter in _tokens(model).items():
         if parameter is None and name in tensors:
             fitting.drop(name, "the model has no such token")
             fitting.warnings.append(
@@ -79,6 +78,11 @@ def fit_vit(
     _fit_patches(fitting, model.patch_embed.proj)
 
 
+def _tokens(model: ViT) -> dict[str, Tensor | None]:
+    """Tokens that may have a row in the table of positions, in its order."""
+    return {"cls_token": model.cls_token, "dist_token": model.dist_token}
+
+
 def _fit_relative(name: str, fitting: Fitting, grid: Grid, method: WindowMethod) -> None:
     """A table of relative positions of patches, whose last three rows belong to the class token."""
     table = fitting.tensors[name]
@@ -93,7 +97,6 @@ def _fit_positions(
     model: ViT,
     positions: LearnedPositions,
     fitting: Fitting,
-    patch: Grid,
     sizes: Sizes,
     method: PositionMethod,
 ) -> None:
@@ -103,36 +106,41 @@ def _fit_positions(
     try:
         size, hint = sizes
         own = model.grid[0] * model.patch_embed.patch[0], model.grid[1] * model.patch_embed.patch[1]
-        table = position_table(tensors, patch, size, [hint, own])
+        table = position_table(tensors, patch_grid(tensors), size, [hint, own])
     except (CheckpointError, ConfigError):
         if not same_rows:
             raise
         return  # not square, but exactly what the model has
-    table = fold_register_rows(tensors, table)
-    rows = ["cls_token", "dist_token"][: table.rows]
-    wanted = [
-        n
-        for n, t in (("cls_token", model.cls_token), ("dist_token", model.dist_token))
-        if t is not None and positions.class_rows
-    ]
-    kept = []
-    for token in ("cls_token", "dist_token"):
-        row = tensors[name][:, rows.index(token)][:, None] if token in rows else None
-        if token in wanted:
-            zero = tensors[name].new_zeros(1, 1, tensors[name].shape[2])
-            kept.append(zero if row is None else row)
-        elif row is not None and token in tensors:
-            tensors[token] = tensors[token] + row
-    if rows != wanted:
-        fitting.resized[name] = f"rows for tokens: {_named(rows)} → {_named(wanted)}"
+    table = _fold_register_rows(tensors, table)
     cells = tensors[name][:, table.rows :]
-    if rows != wanted:
-        tensors[name] = torch.cat([*kept, cells], dim=1)
+    tokens = _tokens(model)
+    rows = {n: tensors[name][:, i : i + 1] for i, n in enumerate(list(tokens)[: table.rows])}
+    wanted = [n for n, token in tokens.items() if token is not None and positions.class_rows]
+    for token, row in rows.items():
+        if token not in wanted and token in tensors:
+            tensors[token] = tensors[token] + row
+    if list(rows) != wanted:
+        fitting.resized[name] = f"rows for tokens: {_named(list(rows))} → {_named(wanted)}"
+        zero = torch.zeros_like(cells[:, :1])
+        tensors[name] = torch.cat([*(rows.get(token, zero) for token in wanted), cells], dim=1)
     if table.grid != positions.grid:
         fitting.resized[name] = f"{_grid(table.grid)} → {_grid(positions.grid)} cells, {method}"
         tensors[name] = resize_positions(
             tensors[name], len(wanted), table.grid, positions.grid, method
         )
+
+
+def _fold_register_rows(tensors: dict[str, Tensor], table: PositionTable) -> PositionTable:
+    """Give registers that have positions (timm, where the class token has one) their sum, since
+    here they have none. Changes `tensors`.
+    """
+    tokens = sum(name in tensors for name in ("cls_token", "dist_token"))
+    if table.rows <= tokens:
+        return table
+    first, own, cells = tensors["positions.table"].tensor_split((tokens, table.rows), dim=1)
+    tensors["reg_token"] = tensors["reg_token"] + own
+    tensors["positions.table"] = torch.cat([first, cells], dim=1)
+    return table._replace(rows=tokens)
 
 
 def _fit_patches(fitting: Fitting, target: nn.Conv2d) -> None:
@@ -157,7 +165,7 @@ def fit_swin(
     windows: WindowMethod,
 ) -> None:
     """Patches and position tables of a Swin. The position network of V2 fits any window."""
-    trained_patch = patch_weight(fitting.tensors).shape[-2:]
+    trained_patch = patch_grid(fitting.tensors)
     _fit_patches(fitting, model.patch_embed.proj)
     for s, stage in enumerate(model.layers):
         assert isinstance(stage, Stage)
@@ -168,7 +176,7 @@ def fit_swin(
     if model.absolute_pos_embed is not None and "absolute_pos_embed" in fitting.tensors:
         table = {"positions.table": fitting.tensors["absolute_pos_embed"]}
         size, hint = sizes
-        found = position_table(table, (trained_patch[0], trained_patch[1]), size, [hint])
+        found = position_table(table, trained_patch, size, [hint])
         if found.grid != model.grid:
             resized = resize_positions(
                 table["positions.table"], 0, found.grid, model.grid, positions

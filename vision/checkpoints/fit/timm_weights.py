@@ -72,7 +72,7 @@ def _up_to_date(inner: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _fit_channels(inner: Any, tensors: dict[str, Tensor], fitting: Fitting) -> None:
     first = inner.pretrained_cfg.get("first_conv")
-    name = f"{first}.weight" if isinstance(first, str) else ""
+    name = f"{first}.weight"
     if name not in tensors:
         return
     before, after = tensors[name].shape, inner.get_submodule(first).weight.shape
@@ -84,7 +84,7 @@ def _fit_channels(inner: Any, tensors: dict[str, Tensor], fitting: Fitting) -> N
 def _channels(inner: Any, tensors: Mapping[str, Tensor]) -> int:
     """Channels of the images, by the first layer; it may take several parts of each."""
     first = inner.pretrained_cfg.get("first_conv")
-    if not isinstance(first, str) or f"{first}.weight" not in tensors:
+    if f"{first}.weight" not in tensors:
         return 3
     own = inner.get_submodule(first).weight.shape[1]
     return 3 * tensors[f"{first}.weight"].shape[1] // int(own)

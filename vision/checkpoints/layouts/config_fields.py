@@ -1,4 +1,5 @@
-"""Fields of other projects' JSON configs, each with its meaning as settings of a model here.
+"""Fields of other projects' JSON configs, each with its meaning as settings of a model here, for
+reading them and for writing them.
 
 A field is followed, or known to make no difference, or refused: a later version of the project may
 have given it a meaning.
@@ -19,21 +20,43 @@ class Field(NamedTuple):
     """The value where the file does not have the field."""
     settings: Callable[[Any], Settings]
     """The settings of a model for a value, or a KeyError where there are none."""
+    value: Callable[[Any], Any] | None = None
+    """The value for the config of a model; None: always the default."""
 
 
-def setting(name: str, default: Any, kind: Callable[[Any], Any] = lambda value: value) -> Field:
+def setting(
+    name: str,
+    default: Any,
+    read: Callable[[Any], Any] = lambda value: value,
+    write: Callable[[Any], Any] = lambda value: value,
+) -> Field:
     """A field that is a setting here, under another name."""
-    return Field(default, lambda value: {name: kind(value)})
+    return Field(
+        default, lambda value: {name: read(value)}, lambda config: write(getattr(config, name))
+    )
 
 
 def choice(default: Any, choices: Mapping[Any, Settings]) -> Field:
-    """A field with a few known values."""
-    return Field(default, lambda value: choices[value])
+    """A field with a few known values, of which a config has the first whose settings it has."""
+
+    def value(config: Any) -> Any:
+        return next(
+            value
+            for value, settings in choices.items()
+            if all(getattr(config, name) == own for name, own in settings.items())
+        )
+
+    return Field(default, lambda value: choices[value], value)
 
 
 def only(value: Any) -> Field:
     """A field with a single known value."""
-    return choice(value, {value: {}})
+    return Field(value, lambda given: {value: Settings()}[given])
+
+
+def written(fields: Mapping[str, Field], config: Any) -> dict[str, Any]:
+    """The fields for the config of a model."""
+    return {name: field.value(config) for name, field in fields.items() if field.value}
 
 
 def follow(
@@ -47,10 +70,10 @@ def follow(
     the model. Any other field, and any other value, is refused by name. `library` wrote the file.
     """
     settings = Settings()
-    for name, (default, meaning) in fields.items():
-        value = values.get(name, default)
+    for name, field in fields.items():
+        value = values.get(name, field.default)
         try:
-            settings |= meaning(value)
+            settings |= field.settings(value)
         except (KeyError, TypeError, ValueError) as error:
             raise _unknown(name, value, "whose value", file, library) from error
     for name, value in values.items():

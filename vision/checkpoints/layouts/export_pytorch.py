@@ -9,8 +9,8 @@ from vision.checkpoints.layouts.exporting import (
     Export,
     Needs,
     check_settings,
-    not_timm,
     one_window,
+    own_config,
     position_rows,
     refuse,
     shift_masks,
@@ -19,7 +19,6 @@ from vision.checkpoints.layouts.exporting import (
     without_positions,
 )
 from vision.models.configs import SwinV2Config, ViTConfig
-from vision.models.vit import ViT
 
 VIT: Needs = {
     **PLAIN_VIT,
@@ -33,9 +32,12 @@ VIT: Needs = {
 
 def torchvision_tensors(export: Export) -> dict[str, Tensor]:
     """The state dict of torchvision's VisionTransformer or SwinTransformer."""
-    not_timm(export)
-    if isinstance(export.model, ViT):
-        return _torchvision_vit(export)
+    own = own_config(export)
+    if isinstance(own, ViTConfig):
+        check_settings(own, VIT, "torchvision", "its ViT")
+        tensors = without_positions(export.tensors)
+        tensors["positions.table"] = position_rows(export, 1)
+        return rules.from_ours(torchvision.VIT, tensors)
     model, config = swin_of(export, "torchvision")
     if len(set(model.windows)) > 1:
         refuse(
@@ -49,19 +51,9 @@ def torchvision_tensors(export: Export) -> dict[str, Tensor]:
     return torchvision.swin_from_ours(export.tensors, window_buffers(model))
 
 
-def _torchvision_vit(export: Export) -> dict[str, Tensor]:
-    config = export.opened.config
-    assert isinstance(config, ViTConfig)
-    check_settings(config, VIT, "torchvision", "its ViT")
-    tensors = without_positions(export.tensors)
-    tensors["positions.table"] = position_rows(export, 1)
-    return rules.from_ours(torchvision.VIT, tensors)
-
-
 def official_tensors(export: Export) -> dict[str, Tensor]:
     """The state dict of the official Swin or Swin V2, buffers included."""
-    not_timm(export)
-    if isinstance(export.model, ViT):
+    if isinstance(own_config(export), ViTConfig):
         refuse(
             "official",
             "it is the layout of the Swin code; DeiT, DINO and MAE read a ViT in timm's names",

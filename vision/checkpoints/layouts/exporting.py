@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vision.checkpoints.open import OpenedModel
@@ -20,7 +19,7 @@ from vision.models.configs import (
     per_stage,
 )
 from vision.models.layers import Classifier, Grid
-from vision.models.positions.added import FourierPositions, LearnedPositions, SinCos2d
+from vision.models.positions.added import LearnedPositions
 from vision.models.swin import Stage, Swin
 from vision.models.vit import ViT
 from vision.models.windows import StageWindows, clip_windows
@@ -138,43 +137,39 @@ def one_window(model: Swin, library: str) -> Grid:
     return largest
 
 
-def not_timm(export: Export) -> None:
-    """A run of one of timm's own models has timm's names already."""
-    if isinstance(export.opened.config, TimmConfig):
+def own_config(export: Export) -> ViTConfig | AnySwinConfig:
+    """The config of a model of this project; a run of one of timm's has timm's names already."""
+    config = export.opened.config
+    if isinstance(config, TimmConfig):
         raise ConfigError(
-            f"The weights are those of timm's {export.opened.config.name}; only ViT and Swin of "
-            f"this project are converted. Save `model.model.state_dict()` for timm."
+            f"The weights are those of timm's {config.name}; only ViT and Swin of this project are "
+            f"converted. Save `model.model.state_dict()` for timm."
         )
+    return config
 
 
 def position_rows(export: Export, rows: int, before: int = 0) -> Tensor:
     """The table of positions with `rows` rows for tokens in front: zero where there are none here,
     and `before` zeros more between them and the patches, for registers.
 
-    Fixed encodings and mapped waves become the table that they amount to.
+    Any other encoding becomes the table that it adds to the patches.
     """
     model = export.model
     assert isinstance(model, ViT)
-    positions, width = model.positions, model.config.width
+    cells, width = model.grid[0] * model.grid[1], model.config.width
     like = export.tensors["patch_embed.proj.weight"]
-    own, cells = 0, like.new_zeros(1, model.grid[0] * model.grid[1], width)
-    match positions:
-        case LearnedPositions():
-            own, cells = positions.class_rows, export.tensors["positions.table"]
-        case SinCos2d():
-            (sines,) = positions.table.compute(model.grid, CPU)
-            assert sines is not None
-            cells = sines.to(like.dtype)
-        case FourierPositions():
-            (waves,) = positions.features.compute(model.grid, CPU)
-            assert waves is not None
-            weight, bias = (export.tensors[f"positions.proj.{n}"] for n in ("weight", "bias"))
-            cells = F.linear(waves.to(weight.dtype), weight, bias)
-    if not isinstance(positions, LearnedPositions) and positions is not None:
+    if isinstance(model.positions, LearnedPositions):
+        table = export.tensors["positions.table"]
+    elif model.positions is None:
+        table = like.new_zeros(1, cells, width)
+    else:
+        with torch.no_grad():
+            table = model.positions(model.grid).to(like.dtype)
         export.notes.append(f"positions={model.config.positions} became a table of {model.grid}.")
-    first = cells[:, :own] if own else cells.new_zeros(1, rows, width)
-    middle = cells.new_zeros(1, before, width)
-    return torch.cat([first[:, :rows], middle, cells[:, own:]], dim=1)
+    own = table.shape[1] - cells
+    first = table[:, :own] if own else table.new_zeros(1, rows, width)
+    middle = table.new_zeros(1, before, width)
+    return torch.cat([first[:, :rows], middle, table[:, own:]], dim=1)
 
 
 def without_positions(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,17 +1,22 @@
-"""The image towers of OpenAI's CLIP and of OpenCLIP, alone or beside their text towers.
+"""The image towers of OpenAI's CLIP and of OpenCLIP, alone or beside their text towers: names of
+tensors and fields of open_clip_config.json.
 
 Names of the image tower start with `visual`, where there is another. OpenCLIP also takes models of
 timm as towers (`visual.trunk`), with a layer of its own after them.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.layouts import rules
+from vision.checkpoints.layouts.config_fields import Field, Settings, choice, follow, only
 from vision.checkpoints.layouts.huggingface.huggingface_towers import TABLE, TOKEN
+from vision.checkpoints.layouts.recognise import convert_names, recognise
 from vision.checkpoints.layouts.rules import Change, Converted, Ignored, Rule, Usual
+from vision.checkpoints.layouts.timm.timm_names import POOLS
 
 TRANSPOSED = Change(lambda tensor: tensor.T.contiguous(), lambda tensor: tensor.T.contiguous())
 _LAYER = "transformer.resblocks.{i}"
@@ -43,6 +48,34 @@ PREPROCESS: dict[str, object] = {
     "interpolation": "bicubic",
     "crop_ratio": 1.0,
 }
+FILE = "open_clip_config.json"
+MODEL = {
+    "quick_gelu": choice(False, {False: {"activation": "gelu"}, True: {"activation": "quick_gelu"}})
+}
+"""Fields of `model_cfg` that change what the image tower computes."""
+TOWER = {
+    "pool_type": choice("tok", {"tok": {"pool": "class_token"}, "avg": {"pool": "mean"}}),
+    "final_ln_after_pool": choice(
+        False, {False: {"pool_norm": "before"}, True: {"pool_norm": "after"}}
+    ),
+    "norm_kwargs": Field(None, lambda value: {"norm_eps": _only_eps(**(value or {}))}),
+    # The table is stored either way.
+    "pos_embed_type": choice("learnable", {"learnable": {}, "sin_cos_2d": {}}),
+    "attentional_pool": only(False),
+}
+"""The same of `vision_cfg`, for towers of OpenCLIP itself."""
+OTHERS = {
+    # Shown by the tensors, or read on their own.
+    *("embed_dim", "layers", "width", "head_width", "mlp_ratio", "patch_size", "image_size"),
+    *("ls_init_value", "no_ln_pre", "vision_cfg"),
+    # Training, text, and the outputs of other programs.
+    *("patch_dropout", "output_tokens", "attn_pooler_queries", "attn_pooler_heads"),
+    *("timm_model_pretrained", "timm_pool", "timm_proj", "timm_proj_bias", "timm_drop"),
+    *("timm_drop_path", "timm_model_name"),
+    *("text_cfg", "multimodal_cfg", "custom_text", "init_logit_scale", "init_logit_bias"),
+    *("nonscalar_logit_scale", "output_dict", "cast_dtype"),
+}
+"""Fields that do not decide what the image tower computes, or are visible elsewhere."""
 
 
 def to_ours(tensors: Mapping[str, Tensor]) -> Converted:
@@ -71,13 +104,10 @@ def to_ours(tensors: Mapping[str, Tensor]) -> Converted:
     return result
 
 
-def trunk(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The model of timm inside a tower of OpenCLIP."""
-    return _tower(tensors, "visual.trunk.")[0]
-
-
-def add_projection(result: Converted, tensors: Mapping[str, Tensor]) -> Converted:
-    """Complete a model of timm by what OpenCLIP puts after it: a linear map, or nothing."""
+def timm_tower_to_ours(tensors: Mapping[str, Tensor]) -> Converted:
+    """A tower that is a model of timm, and the linear map, if any, that OpenCLIP puts after it."""
+    trunk, _ = _tower(tensors, "visual.trunk.")
+    result = convert_names(recognise(trunk), trunk)
     result.ignored |= _tower(tensors, "visual.")[1]
     head, _ = _tower({n: t for n, t in tensors.items() if ".head." in n}, "visual.head.")
     projection = head.pop("proj.weight", None)
@@ -93,3 +123,35 @@ def _tower(tensors: Mapping[str, Tensor], prefix: str) -> tuple[dict[str, Tensor
         return dict(tensors), {}
     inside = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
     return inside, {name: _OUTSIDE for name in tensors if not name.startswith(prefix)}
+
+
+def tower_settings(config: Mapping[str, Any]) -> Settings:
+    """The settings of the image tower that `model_cfg` describes."""
+    tower = config.get("vision_cfg") or {}
+    settings = follow(config, MODEL, OTHERS, FILE, "open_clip")
+    if tower.get("timm_model_name"):
+        follow(tower, {}, OTHERS, FILE, "open_clip")
+        return _timm_settings(tower)
+    heads = tower.get("width", 768) // tower.get("head_width", 64)
+    return settings | follow(tower, TOWER, OTHERS, FILE, "open_clip") | {"heads": heads}
+
+
+def _only_eps(eps: float = 1e-5) -> float:
+    return float(eps)
+
+
+def _timm_settings(tower: Mapping[str, Any]) -> Settings:
+    """The settings of a model of timm with the pooling that OpenCLIP gives it."""
+    from vision.checkpoints.layouts.timm.timm_models import describe
+
+    name, pool = str(tower["timm_model_name"]), tower.get("timm_pool", "avg")
+    # Without a projection of OpenCLIP, the head of timm's model is one; else the model is built
+    # as it is, and its pooling is replaced afterwards, which leaves its norms where they are.
+    projected = tower.get("timm_proj", "linear") in ("linear", "mlp")
+    described = describe(name, {} if projected else {"global_pool": pool}, {})
+    if described is None or pool not in POOLS:
+        raise CheckpointError(
+            f"The {FILE} beside it has timm_model_name={name!r} and timm_pool={pool!r}, which the "
+            f"installed timm does not have. Open it with open_clip."
+        )
+    return described.settings | {"pool": POOLS[pool]}

@@ -1,68 +1,54 @@
-"""Which layout a file has, recognised by the names of its tensors alone, and the way to ours."""
+"""The layouts of other projects, recognised by the names of tensors alone, and the way to ours."""
 
 import re
 from collections.abc import Collection, Mapping
 from importlib import import_module
-from typing import Literal
+from typing import NamedTuple
 
 from torch import Tensor
 
 from vision.checkpoints.errors import CheckpointError
+from vision.checkpoints.fit.resize import PositionMethod
 from vision.checkpoints.layouts.rules import Converted
+from vision.models.positions.relative import WindowMethod
 
-Layout = Literal[
-    "vision",
-    "timm ViT",
-    "timm Swin",
-    "official Swin",
-    "DeiT",
-    "DINO",
-    "DINOv3",
-    "MAE",
-    "torchvision ViT",
-    "torchvision Swin",
-    "Hugging Face",
-    "Google npz",
-    "mmpretrain",
-    "BEiT",
-    "CLIP",
-    "CLIP with timm's tower",
-    "vit-pytorch",
-    "PyTorch ViT",
-]
+Layout = str
+"""One of the names in `LAYOUTS`."""
 
-CONVERTERS: dict[Layout, str] = {
-    "timm ViT": "timm.timm_names.vit_to_ours",
-    "timm Swin": "timm.timm_names.swin_to_ours",
-    "official Swin": "official.to_ours",
-    "DeiT": "deit.to_ours",
-    "DINO": "dino.to_ours",
-    "DINOv3": "dinov3.to_ours",
-    "MAE": "mae.to_ours",
-    "torchvision ViT": "torchvision.vit_to_ours",
-    "torchvision Swin": "torchvision.swin_to_ours",
-    "Hugging Face": "huggingface.huggingface_names.to_ours",
-    "Google npz": "google.to_ours",
-    "mmpretrain": "mmpretrain.to_ours",
-    "BEiT": "beit.to_ours",
-    "CLIP": "openclip.to_ours",
-    "vit-pytorch": "vit_pytorch.to_ours",
-    "PyTorch ViT": "students.to_ours",
+
+class Known(NamedTuple):
+    """What is known of a layout and its project."""
+
+    converter: str
+    """The function that converts its names; the module is imported when a file has the layout."""
+    head: str | None = None
+    """Name of the classifier, where the network gives what it takes: pooled, normed features."""
+    positions: PositionMethod = "bicubic_antialias"
+    """How the project resizes a table of positions; timm's way where it has none of its own."""
+    windows: WindowMethod = "geometric"
+    """How it fits a table of relative positions to another window or grid."""
+
+
+LAYOUTS: dict[Layout, Known] = {
+    "vision": Known("", "head"),
+    "timm ViT": Known("timm.timm_names.vit_to_ours", "head"),
+    "timm Swin": Known("timm.timm_names.swin_to_ours", "head.fc"),
+    "official Swin": Known("official.to_ours", "head", "bicubic", "bicubic"),
+    "DeiT": Known("meta.deit_to_ours", "head", "bicubic"),
+    "DINO": Known("meta.dino_to_ours", "head", "dino"),
+    "DINOv3": Known("meta.dinov3_to_ours", positions="bicubic"),
+    "MAE": Known("meta.mae_to_ours", "head", "bicubic"),
+    "torchvision ViT": Known("torchvision.vit_to_ours", positions="bicubic_corners"),
+    "torchvision Swin": Known("torchvision.swin_to_ours", positions="bicubic_corners"),
+    "Hugging Face": Known("huggingface.huggingface_names.to_ours", None, "bicubic", "bilinear"),
+    "Google npz": Known("google.to_ours", positions="bilinear_corners"),
+    "mmpretrain": Known("mmpretrain.to_ours", positions="bicubic"),
+    "BEiT": Known("beit.to_ours"),
+    "CLIP": Known("openclip.to_ours"),
+    "CLIP with timm's tower": Known("openclip.timm_tower_to_ours"),
+    "vit-pytorch": Known("vit_pytorch.to_ours"),
+    "PyTorch ViT": Known("students.to_ours"),
 }
-"""The function of each layout; its module is imported when a file has that layout."""
-HEADS: dict[Layout, str] = {
-    "timm ViT": "head",
-    "DeiT": "head",
-    "DINO": "head",
-    "MAE": "head",
-    "vision": "head",
-    "official Swin": "head",
-    "timm Swin": "head.fc",
-}
-"""Names of the classifier in layouts whose networks give what it takes: pooled, normed features."""
-
-STUDENT = r"(?:\w+\.)*?(\d+)\.(?:\w+\.)*in_proj_weight"
-"""A tensor that every ViT around torch's own modules has."""
 TYPES = "(vit|deit|dinov2|dinov2_with_registers|swin|swinv2|beit|data2vec_vision|vision_model)"
 """What stands in front of the names of a model of Hugging Face that has a head."""
 _REFUSED = (
@@ -89,47 +75,67 @@ _REFUSED = (
 _REMEDY = "A model that timm has runs as a baseline: model=timm model.name=… (timm's name for it)."
 
 
+_VIT, _SWIN = r"blocks\.0\.attn\.(qkv|q_proj)\.weight", r"layers\.0\.blocks\.0\.attn\.qkv\.weight"
+_SCALED = r"blocks\.0\.gamma_1", r"blocks\.0\.attn\.qkv\.bias", "pos_embed"
+_SHOWN: tuple[tuple[Layout, *tuple[str, ...]], ...] = (
+    ("BEiT", r"blocks\.0\.attn\.q_bias", r"mask_token|lm_head\.weight"),
+    ("Google npz", r"(.*/)?embedding/kernel"),
+    ("torchvision Swin", r"features\.1\.0\.attn\.qkv\.weight"),
+    ("torchvision ViT", r"encoder\.layers\.encoder_layer_0\..*"),
+    ("Hugging Face", rf"({TYPES}\.)?embeddings\.patch_embedding(s|s\.projection)?\.weight"),
+    (
+        "CLIP",
+        r"(visual\.)?transformer\.resblocks\.0\.attn\.in_proj_weight",
+        r"(visual\.)?class_embedding",
+    ),
+    ("CLIP with timm's tower", r"visual\.trunk\.patch_embed\.proj\.weight"),
+    ("vit-pytorch", r"transformer\.layers\.0\.0\.(fn\.){0,2}to_qkv\.weight"),
+    (
+        "mmpretrain",
+        r"(backbone\.)?(layers\.0\.ln1\.weight|stages\.0\.blocks\.0\.attn\.w_msa\..*)",
+    ),
+    ("vision", _SWIN, r"patch_norm\..*"),
+    ("official Swin", _SWIN, r"layers\.0\.downsample\..*"),
+    # Not by the head alone: a file without one, or of timm 0.9 with buffers, would be wrong.
+    ("timm Swin", _SWIN, r"layers\.1\..*|head\.fc\.weight"),
+    ("official Swin", _SWIN),
+    ("vision", _VIT, r"positions\..*"),
+    ("DINOv3", _VIT, r"storage_tokens|rope_embed\.periods"),
+    (
+        "timm ViT",
+        _VIT,
+        *_SCALED,
+        r"reg_token|norm_pre\.weight|rope\.freqs|blocks\.0\.mlp\.norm\.weight",
+    ),
+    ("DeiT", _VIT, *_SCALED),
+    ("MAE", _VIT, r"decoder_.*"),
+    (
+        "DINO",
+        _VIT,
+        r"mask_token|register_tokens|linear_head\.weight|blocks\.0\.mlp\.w12\.weight"
+        r"|head\.(mlp|last_layer)\..*",
+    ),
+    ("timm ViT", _VIT),
+    ("PyTorch ViT", r"(?:\w+\.)*?(\d+)\.(?:\w+\.)*in_proj_weight"),
+)
+"""Layouts with patterns of names, all of which a file has; the first row that fits holds."""
+
+
 def recognise(names: Collection[str]) -> Layout:
     """The layout of a file with these tensors, or an error that says what the file is."""
     lines = "\n".join(names)  # one search is quicker than one for every name
 
-    def named(pattern: str) -> str | None:
-        found = re.search(f"^(?:{pattern})$", lines, re.MULTILINE)
-        return None if found is None else found[0]
+    def found(pattern: str) -> re.Match[str] | None:
+        return re.search(f"^(?:{pattern})$", lines, re.MULTILINE)
 
-    def has(pattern: str) -> bool:
-        return named(pattern) is not None
-
-    if has(r"blocks\.0\.attn\.q_bias") and has(r"mask_token|lm_head\.weight"):
-        return "BEiT"
     for pattern, what in _REFUSED:
-        if (name := named(pattern)) is not None:
-            raise CheckpointError(f"The weights are those of {what} (tensor '{name}'). {_REMEDY}")
-
-    if has(r"(.*/)?embedding/kernel"):
-        return "Google npz"
-    if has(r"features\.1\.0\.attn\.qkv\.weight"):
-        return "torchvision Swin"
-    if has(r"encoder\.layers\.encoder_layer_0\..*"):
-        return "torchvision ViT"
-    if has(rf"({TYPES}\.)?embeddings\.patch_embedding(s|s\.projection)?\.weight"):
-        return "Hugging Face"
-    if has(r"(visual\.)?transformer\.resblocks\.0\.attn\.in_proj_weight") and has(
-        r"(visual\.)?class_embedding"
-    ):
-        return "CLIP"
-    if has(r"visual\.trunk\.patch_embed\.proj\.weight"):
-        return "CLIP with timm's tower"
-    if has(r"transformer\.layers\.0\.0\.(fn\.){0,2}to_qkv\.weight"):
-        return "vit-pytorch"
-    if has(r"(backbone\.)?(layers\.0\.ln1\.weight|stages\.0\.blocks\.0\.attn\.w_msa\..*)"):
-        return "mmpretrain"
-    if has(r"layers\.0\.blocks\.0\.attn\.qkv\.weight"):
-        return _swin(has(r"patch_norm\..*"), has(r"layers\.0\.downsample\..*"), names)
-    if has(r"blocks\.0\.attn\.(qkv|q_proj)\.weight"):
-        return _vit(names)
-    if has(STUDENT):
-        return "PyTorch ViT"
+        if name := found(pattern):
+            raise CheckpointError(
+                f"The weights are those of {what} (tensor '{name[0]}'). {_REMEDY}"
+            )
+    for layout, *patterns in _SHOWN:
+        if all(map(found, patterns)):
+            return layout
     some = ", ".join(f"'{name}'" for name in sorted(names)[:5])
     raise CheckpointError(
         f"The weights are not those of a known ViT or Swin: none of the {len(names)} tensors has a "
@@ -137,48 +143,22 @@ def recognise(names: Collection[str]) -> Layout:
     )
 
 
-def _swin(ours: bool, merging_at_the_end: bool, names: Collection[str]) -> Layout:
-    if ours:
-        return "vision"
-    # Not by the head's name: a file without head, or one of timm 0.9 with buffers, would be wrong.
-    several_stages = any(name.startswith("layers.1.") for name in names)
-    if merging_at_the_end or (not several_stages and "head.fc.weight" not in names):
-        return "official Swin"
-    return "timm Swin"
-
-
-def _vit(names: Collection[str]) -> Layout:
-    def has(*wanted: str) -> bool:
-        return any(name in names for name in wanted)
-
-    if any(name.startswith("positions.") for name in names):
-        return "vision"
-    if has("storage_tokens", "rope_embed.periods"):
-        return "DINOv3"
-    if has("blocks.0.gamma_1") and has("blocks.0.attn.qkv.bias") and has("pos_embed"):
-        others = ("reg_token", "norm_pre.weight", "rope.freqs", "blocks.0.mlp.norm.weight")
-        return "timm ViT" if has(*others) else "DeiT"
-    if any(name.startswith("decoder_") for name in names):
-        return "MAE"
-    if any(
-        name in ("mask_token", "register_tokens", "linear_head.weight")
-        or re.fullmatch(r"blocks\.0\.mlp\.w12\.weight|head\.(mlp|last_layer)\..*", name)
-        for name in names
-    ):
-        return "DINO"
-    return "timm ViT"
-
-
 def convert_names(layout: Layout, tensors: Mapping[str, Tensor]) -> Converted:
     """Tensors of a layout under this project's names."""
     if layout == "vision":
         return Converted(dict(tensors))
-    if layout == "CLIP with timm's tower":
-        from vision.checkpoints.layouts import openclip
-
-        trunk = openclip.trunk(tensors)
-        return openclip.add_projection(convert_names(recognise(trunk), trunk), tensors)
-    module, _, function = CONVERTERS[layout].rpartition(".")
+    module, _, function = LAYOUTS[layout].converter.rpartition(".")
     convert = getattr(import_module(f"vision.checkpoints.layouts.{module}"), function)
     converted: Converted = convert(tensors)
     return converted
+
+
+def resizing(project: str | None, names: Collection[str]) -> tuple[PositionMethod, WindowMethod]:
+    """How a project fits tables of positions, and of relative ones, to another grid: that of a
+    layout, or timm. `names` are those of the file's tensors.
+    """
+    known = LAYOUTS.get(project or "", LAYOUTS["timm ViT"])
+    if project == "DINO" and {"register_tokens", "reg_token"} & set(names):
+        # DINOv2 with registers turned the offset off and antialiasing on.
+        return "bicubic_antialias", known.windows
+    return known.positions, known.windows

@@ -17,14 +17,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from vision.checkpoints.errors import CheckpointError
 from vision.models.layers import Grid
-from vision.models.windows import clip_windows
 
 
 class Change(NamedTuple):
@@ -56,6 +55,22 @@ def within(ours: str, theirs: str, names: Mapping[str, str] | Sequence[str]) -> 
     return tuple(Rule(f"{ours}.{own}", f"{theirs}.{other}") for own, other in pairs)
 
 
+def split_qkv(
+    theirs: str, names: Sequence[str], key_bias: bool, ours: str = "blocks.{i}.attn"
+) -> tuple[Rule, ...]:
+    """Rules for queries, keys and values that are three layers there, by their `names`. Without a
+    bias of keys, those of queries and values are tensors of their own here.
+    """
+    joined = f"{theirs}.{{{'|'.join(names)}}}"
+    if key_bias:
+        return (Rule(f"{ours}.qkv.*", f"{joined}.*"),)
+    return (
+        Rule(f"{ours}.qkv.weight", f"{joined}.weight"),
+        Rule(f"{ours}.q_bias", f"{theirs}.{names[0]}.bias"),
+        Rule(f"{ours}.v_bias", f"{theirs}.{names[2]}.bias"),
+    )
+
+
 class Ignored(NamedTuple):
     """Tensors that no model here has a use for (a pattern of the whole name), and why."""
 
@@ -76,10 +91,9 @@ class Usual(NamedTuple):
 class Asked(NamedTuple):
     """A setting that a layout leaves open and that must be given."""
 
-    question: str
+    reason: str
     """What is open, and which values to give."""
     allowed: tuple[object, ...] = ()
-    """As above."""
 
 
 IMAGENET: dict[str, object] = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
@@ -107,6 +121,7 @@ class Converted:
     """How the images of published models of this layout were prepared, where all were alike."""
 
 
+MASK_TOKEN = Ignored(r"(embeddings\.)?mask_token", "stands for hidden patches in pretraining")
 BUFFERS = (
     Ignored(r".*relative_position_index", "follows from the window; computed here"),
     Ignored(r".*relative_coords_table", "follows from the window; computed here"),
@@ -121,35 +136,34 @@ def to_ours(
 ) -> Converted:
     """Tensors under our names, by the first rule that knows a name."""
     result = Converted({})
-    groups: dict[str, dict[int, Tensor]] = {}
-    sizes: dict[str, int] = {}
+    groups: dict[str, list[Tensor | None]] = {}
     for name, tensor in tensors.items():
         reason = next((i.reason for i in ignored if re.fullmatch(i.pattern, name)), None)
+        found = _first(rules, name) if reason is None else None
         if reason is not None:
             result.ignored[name] = reason
-            continue
-        found = _first(rules, name)
-        if found is None:
+        elif found is None:
             result.unknown[name] = tensor
-            continue
-        rule, ours, part = found
-        if rule.change is not None:
-            tensor = rule.change.to_ours(tensor)
-            result.changed[ours] = "laid out anew"
-        count = len(_parts(rule.theirs))
-        if count == 1:
-            _put(result.tensors, ours, tensor, name)
         else:
-            groups.setdefault(ours, {})[part] = tensor
-            sizes[ours] = count
+            rule, ours, part = found
+            parts = groups.setdefault(ours, [None] * len(_parts(rule.theirs)))
+            if part >= len(parts) or parts[part] is not None:
+                raise CheckpointError(
+                    f"The file has '{ours}' twice: '{name}' is the second of them."
+                )
+            parts[part] = tensor if rule.change is None else rule.change.to_ours(tensor)
+            if rule.change is not None:
+                result.changed[ours] = "laid out anew"
     for ours, parts in groups.items():
-        if len(parts) != sizes[ours]:
+        whole = [part for part in parts if part is not None]
+        if len(whole) != len(parts):
             raise CheckpointError(
-                f"'{ours}' is made of {sizes[ours]} tensors, of which the file has {len(parts)}. "
+                f"'{ours}' is made of {len(parts)} tensors, of which the file has {len(whole)}. "
                 f"The file is not complete."
             )
-        result.tensors[ours] = torch.cat([parts[index] for index in sorted(parts)])
-        result.changed[ours] = f"{len(parts)} tensors joined"
+        result.tensors[ours] = torch.cat(whole) if len(whole) > 1 else whole[0]
+        if len(whole) > 1:
+            result.changed[ours] = f"{len(whole)} tensors joined"
     return result
 
 
@@ -161,8 +175,7 @@ def from_ours(rules: Sequence[Rule], tensors: Mapping[str, Tensor]) -> dict[str,
             values = _match(rule.ours, name)
             if values is None:
                 continue
-            spellings = _parts(rule.theirs)
-            names = [_fill(spelling, values) for spelling in spellings]
+            names = [_fill(spelling, values) for spelling in _parts(rule.theirs)]
             for theirs, part in zip(names, tensor.chunk(len(names)), strict=True):
                 if rule.change is not None:
                     assert rule.change.from_ours is not None
@@ -214,12 +227,6 @@ def split_bias(result: Converted, name: str, bias: Tensor, how: str) -> None:
     parts = {f"{place}q_bias": queries, f"{place}v_bias": values}
     result.tensors |= {part: tensor.clone() for part, tensor in parts.items()}
     result.changed |= dict.fromkeys(parts, how)
-
-
-def _put(tensors: dict[str, Tensor], ours: str, tensor: Tensor, name: str) -> None:
-    if ours in tensors:
-        raise CheckpointError(f"The file has '{ours}' twice: '{name}' is the second of them.")
-    tensors[ours] = tensor
 
 
 def _first(rules: Sequence[Rule], name: str) -> tuple[Rule, str, int] | None:
@@ -302,6 +309,18 @@ def patch_weight(tensors: Mapping[str, Tensor]) -> Tensor:
     return need(tensors, "patch_embed.proj.weight", 4)
 
 
+def patch_grid(tensors: Mapping[str, Tensor]) -> Grid:
+    """Height and width of a patch."""
+    _, _, height, width = patch_weight(tensors).shape
+    return height, width
+
+
+def gated_mlp(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the MLPs of a ViT are gated: they have twice the channels before their gate."""
+    before, after = (need(tensors, f"blocks.0.mlp.{layer}.weight", 2) for layer in ("fc1", "fc2"))
+    return before.shape[0] == 2 * after.shape[1]
+
+
 def count(tensors: Mapping[str, Tensor], pattern: str) -> int:
     """The number of blocks or stages, counted from 0 without a gap in their names."""
     found = {int(match[1]) for name in tensors if (match := re.fullmatch(pattern, name))}
@@ -317,28 +336,6 @@ def mlp_ratio(hidden: int, width: int) -> float:
     return ratio if int(width * ratio) == hidden else math.nextafter(ratio, math.inf)
 
 
-def square_patch(numbers: int) -> tuple[int, int]:
-    """Side and channels of a square patch that is stored as a vector: three channels, or else the
-    most usual number that fits.
-    """
-    for channels in (3, 1, 4, 2):
-        side = math.isqrt(numbers // channels)
-        if side * side * channels == numbers:
-            return side, channels
-    raise CheckpointError(
-        f"A patch has {numbers} numbers, which are not a square patch of one to four channels. "
-        f"Store the weights of the projection as those of a convolution instead, and see rename."
-    )
-
-
 def square(size: Sequence[int]) -> int | list[int]:
     """A size as settings have it: one number for two equal ones."""
     return int(size[0]) if size[0] == size[1] else [int(side) for side in size]
-
-
-def window_setting(windows: Sequence[Grid], grids: Sequence[Grid]) -> int | list[Any]:
-    """The simplest `window` with which a Swin of these grids has these windows."""
-    largest = max(h for h, _ in windows), max(w for _, w in windows)
-    if clip_windows(largest, grids) != list(windows):
-        return [list(window) for window in windows]
-    return square(largest)

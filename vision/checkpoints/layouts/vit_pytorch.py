@@ -15,6 +15,7 @@ from torch import Tensor
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.layouts import rules
 from vision.checkpoints.layouts.rules import Converted, Rule, Usual
+from vision.checkpoints.layouts.timm.timm_names import square_patch
 
 _ATTENTION, _MLP = "transformer.layers.{i}.0", "transformer.layers.{i}.1"
 SHARED = (
@@ -73,7 +74,7 @@ def _patches(result: Converted, tensors: Mapping[str, Tensor]) -> None:
             f"The weights are those of a variant of vit-pytorch: {len(weights)} layers project its "
             f"patches, not one."
         )
-    side, channels = rules.square_patch(tensors[weights[0]].shape[1])
+    side, channels = square_patch(tensors[weights[0]].shape[1])
     number = int((_PATCHES.fullmatch(weights[0]) or [0, 0])[1] or 0)
     parts = {number - 1: "norm_before", number: "proj", number + 1: "norm_after"}
     shape = {"p": side, "q": side, "c": channels}

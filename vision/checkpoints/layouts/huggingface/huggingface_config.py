@@ -1,4 +1,4 @@
-"""config.json of Hugging Face: from the fields of its configs to the settings of a model here.
+"""config.json of Hugging Face: fields of its configs and settings of a model here.
 
 For each `model_type`, fields either have a meaning here (`READ`), are visible in the tensors
 (`SHAPES`), or do not change what a model computes (`UNUSED`). A field that is in none of these is
@@ -32,35 +32,32 @@ ACTIVATIONS = {
 """Names of activations there and here."""
 
 
-def _activation(default: str) -> Field:
-    return Field(default, lambda value: {"activation": ACTIVATIONS[value]})
-
-
 def _transformer(heads: int = 12, eps: float = 1e-12, activation: str = "gelu") -> dict[str, Field]:
+    activations = {theirs: {"activation": ours} for theirs, ours in ACTIVATIONS.items()}
     return {
         "num_attention_heads": setting("heads", heads),
         "layer_norm_eps": setting("norm_eps", eps, float),
-        "hidden_act": _activation(activation),
+        "hidden_act": choice(activation, activations),
     }
 
 
-_QKV_BIAS = {"qkv_bias": choice(True, {True: {}, False: {"qkv_bias": "none"}})}
+_QKV_BIAS = {"qkv_bias": choice(True, {False: {"qkv_bias": "none"}, True: {}})}
 _DINOV2 = {
     **_transformer(eps=1e-6),
     **_QKV_BIAS,
     "apply_layernorm": only(True),
     # The gate of its SwiGLU is a silu, whatever hidden_act says.
-    "use_swiglu_ffn": choice(False, {False: {}, True: {"mlp": "gated", "activation": "silu"}}),
+    "use_swiglu_ffn": choice(False, {True: {"mlp": "gated", "activation": "silu"}, False: {}}),
 }
 _DINOV3 = {
     **_transformer(heads=6, eps=1e-5),
-    "rope_theta": choice(100.0, {100.0: {}}),
+    "rope_theta": only(100.0),
     "use_gated_mlp": choice(False, {False: {"mlp": "plain"}, True: {"mlp": "gated"}}),
 }
 _SWIN = {
     "hidden_act": only("gelu"),
     "layer_norm_eps": setting("norm_eps", 1e-5, float),
-    "num_heads": setting("heads", (3, 6, 12, 24), list),
+    "num_heads": setting("heads", (3, 6, 12, 24), list, list),
     "window_size": setting("window", 7),
     "qkv_bias": only(True),
     "use_absolute_embeddings": only(False),
@@ -69,16 +66,22 @@ _SWIN = {
 }
 _SWIN_V2 = _SWIN | {
     "pretrained_window_sizes": Field(
-        (0, 0, 0, 0), lambda value: {"pretrained_window": list(value)} if any(value) else {}
+        (0, 0, 0, 0),
+        lambda value: {"pretrained_window": list(value)} if any(value) else {},
+        lambda config: list(config.pretrained_window or [0] * len(config.depths)),
     )
 }
 _BEIT = {
     **_transformer(),
     "use_mean_pooling": choice(True, {True: {"pool": "mean"}, False: {"pool": "class_token"}}),
-    "use_absolute_position_embeddings": choice(
-        False, {True: {"positions": "learned"}, False: {"positions": "none"}}
+    "use_absolute_position_embeddings": Field(
+        False,
+        lambda value: {"positions": {True: "learned", False: "none"}[value]},
+        lambda config: config.positions != "none",
     ),
-    "layer_scale_init_value": setting("layer_scale", 0.1, lambda value: value or None),
+    "layer_scale_init_value": setting(
+        "layer_scale", 0.1, lambda value: value or None, lambda value: value or 0.0
+    ),
 }
 READ: dict[str, dict[str, Field]] = {
     "vit": _transformer() | _QKV_BIAS,
@@ -165,13 +168,12 @@ def tower_config(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 def _together(kind: str, values: Mapping[str, Any]) -> Settings:
     """Settings that several fields decide."""
     if kind == "dinov3_vit":
-        given = (values.get(f"pos_embed_{name}") for name in ("shift", "jitter"))
-        shift, stretch = given
+        shift, stretch = (values.get(f"pos_embed_{name}") for name in ("shift", "jitter"))
         rescale = values.get("pos_embed_rescale", 2.0)
         return {"rotary_jitter": [shift or 0.0, stretch or 1.0, rescale or 1.0]}
     if kind in ("beit", "data2vec-vision"):
         own = values.get("use_relative_position_bias", False)
         shared = values.get("use_shared_relative_position_bias", False)
-        # With both, the shared table is part of those of the blocks: see huggingface_beit.py.
+        # With both, the shared table is part of those of the blocks: see huggingface_names.py.
         return {"relative_bias": "block" if own else "shared" if shared else "none"}
     return {}

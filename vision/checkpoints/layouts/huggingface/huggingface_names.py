@@ -1,5 +1,5 @@
-"""Hugging Face's layout: ViT, DeiT, MAE, Swin and Swin V2 here; DINO, BEiT, CLIP and SigLIP in
-modules of their own.
+"""Hugging Face's layout: ViT, DeiT, MAE, BEiT (and Data2Vec, which has its architecture), Swin and
+Swin V2 here; DINO, CLIP and SigLIP in modules of their own.
 
 What its files hold (versions 4 and 5 alike) differs from what version 5 has in memory, where a
 state dict may come from; the tables know both, files first. Names start with the model's type,
@@ -13,34 +13,62 @@ import torch
 from torch import Tensor
 
 from vision.checkpoints.layouts import rules
-from vision.checkpoints.layouts.huggingface import (
-    huggingface_beit,
-    huggingface_dino,
-    huggingface_towers,
-)
+from vision.checkpoints.layouts.huggingface import huggingface_dino, huggingface_towers
 from vision.checkpoints.layouts.huggingface.huggingface_dino import (
-    BLOCK,
-    BLOCK_IN_MEMORY,
     EMBEDDING,
     HEAD,
+    IN_FILES,
+    IN_MEMORY,
+    PROJECTION,
 )
 from vision.checkpoints.layouts.recognise import TYPES
-from vision.checkpoints.layouts.rules import BUFFERS, Converted, Ignored, Rule, Usual, within
+from vision.checkpoints.layouts.rules import (
+    BUFFERS,
+    MASK_TOKEN,
+    Converted,
+    Ignored,
+    Rule,
+    Usual,
+    split_qkv,
+    within,
+)
 from vision.checkpoints.layouts.timm.timm_names import STAGE_BLOCK
 
+BLOCK = {
+    "norm1.*": "layernorm_before.*",
+    "attn.proj.*": "attention.output.dense.*",
+    "norm2.*": "layernorm_after.*",
+    "mlp.fc1.*": "intermediate.dense.*",
+    "mlp.fc2.*": "output.dense.*",
+}
+BLOCK_IN_MEMORY = BLOCK | PROJECTION | {"mlp.fc1.*": "mlp.fc1.*", "mlp.fc2.*": "mlp.fc2.*"}
+SCALES = {"ls1.gamma": "lambda_1", "ls2.gamma": "lambda_2"}
+_TABLE = "relative_position_bias.relative_position_bias_table"
+_LAYER = "encoder.layer.{i}"
+
+
+def _vit(key_bias: bool) -> tuple[Rule, ...]:
+    """ViT and DeiT, or without a bias of keys BEiT."""
+    return (
+        *EMBEDDING,
+        Rule("relative.table", f"encoder.{_TABLE}"),
+        *within("blocks.{i}", _LAYER, BLOCK | SCALES),
+        *split_qkv(f"{_LAYER}.attention.attention", IN_FILES, key_bias),
+        Rule("blocks.{i}.relative.table", f"{_LAYER}.attention.attention.{_TABLE}"),
+        *HEAD,
+        Rule("relative.table", "shared_position_bias.relative_position_bias_table"),
+        *within("blocks.{i}", "layers.{i}", BLOCK_IN_MEMORY | SCALES),
+        *split_qkv("layers.{i}.attention", IN_MEMORY, key_bias),
+        Rule("blocks.{i}.relative.table", f"layers.{{i}}.{_TABLE}"),
+    )
+
+
+VIT, BEIT = _vit(key_bias=True), _vit(key_bias=False)
+POOLED = Rule("norm.*", "pooler.layernorm.*")
+"""The last norm of a BEiT that follows the mean of the patches."""
 DISTILLED_HEAD = (
     Rule("head.*", "cls_classifier.*"),
     Rule("head_dist.*", "distillation_classifier.*"),
-)
-VIT = (
-    *EMBEDDING,
-    *within("blocks.{i}", "encoder.layer.{i}", BLOCK),
-    Rule("blocks.{i}.attn.qkv.*", "encoder.layer.{i}.attention.attention.{query|key|value}.*"),
-    *HEAD,
-)
-VIT_IN_MEMORY = (
-    *within("blocks.{i}", "layers.{i}", BLOCK_IN_MEMORY),
-    Rule("blocks.{i}.attn.qkv.*", "layers.{i}.attention.{q_proj|k_proj|v_proj}.*"),
 )
 _THEIRS = "encoder.layers.{s}.blocks.{b}"
 SWIN_SHARED = (
@@ -53,18 +81,16 @@ SWIN_SHARED = (
 )
 SWIN = (
     *SWIN_SHARED,
-    Rule(f"{STAGE_BLOCK}.attn.qkv.*", f"{_THEIRS}.attention.self.{{query|key|value}}.*"),
+    *split_qkv(f"{_THEIRS}.attention.self", IN_FILES, True, f"{STAGE_BLOCK}.attn"),
     *within(f"{STAGE_BLOCK}.attn", f"{_THEIRS}.attention.self", ("relative_position_bias_table",)),
 )
 SWIN_V2 = (
     *SWIN_SHARED,
+    *split_qkv(f"{_THEIRS}.attention.self", IN_FILES, False, f"{STAGE_BLOCK}.attn"),
     *within(
         f"{STAGE_BLOCK}.attn",
         f"{_THEIRS}.attention.self",
         {
-            "qkv.weight": "{query|key|value}.weight",
-            "q_bias": "query.bias",
-            "v_bias": "value.bias",
             "logit_scale": "logit_scale",
             "cpb_mlp.{j}.*": "continuous_position_bias_mlp.{j}.*",
         },
@@ -72,7 +98,7 @@ SWIN_V2 = (
 )
 SWIN_IN_MEMORY = (
     *within(STAGE_BLOCK, _THEIRS, BLOCK_IN_MEMORY),
-    Rule(f"{STAGE_BLOCK}.attn.qkv.*", f"{_THEIRS}.attention.{{q_proj|k_proj|v_proj}}.*"),
+    *split_qkv(f"{_THEIRS}.attention", IN_MEMORY, True, f"{STAGE_BLOCK}.attn"),
     Rule(
         f"{STAGE_BLOCK}.attn.relative_position_bias_table",
         f"{_THEIRS}.attention.relative_position_bias.relative_position_bias_table",
@@ -80,10 +106,13 @@ SWIN_IN_MEMORY = (
 )
 IGNORED = (
     Ignored(r"pooler\..*", "a hidden layer of pretraining, which the classifier does not use"),
-    Ignored(r"embeddings\.mask_token", "stands for hidden patches in pretraining"),
+    MASK_TOKEN,
     Ignored(r"decoder\..*", "the decoder of pretraining"),
     *BUFFERS,
 )
+
+
+BEIT_IGNORED = (MASK_TOKEN, Ignored(r"lm_head\..*", "the head of pretraining"), *BUFFERS)
 
 
 def to_ours(tensors: Mapping[str, Tensor]) -> Converted:
@@ -99,13 +128,47 @@ def to_ours(tensors: Mapping[str, Tensor]) -> Converted:
         return rules.to_ours((*SWIN, *SWIN_IN_MEMORY), IGNORED, plain)
     if any(".norm1." in name for name in plain):
         return rules.with_zero_biases(rules.to_ours(huggingface_dino.DINOV2_ALL, IGNORED, plain))
-    if huggingface_beit.is_beit(plain):
-        return huggingface_beit.to_ours(plain)
-    result = rules.to_ours((*VIT, *VIT_IN_MEMORY, *DISTILLED_HEAD), IGNORED, plain)
+    if _is_beit(plain):
+        return _beit_to_ours(plain)
+    result = rules.to_ours((*VIT, *DISTILLED_HEAD), IGNORED, plain)
     result.usual["norm_eps"] = Usual(1e-12, "the default of transformers")
     if "dist_token" in result.tensors and "classifier.weight" in plain:
         _as_register(result)
     return result
+
+
+def _is_beit(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether queries have a bias and keys have none."""
+    names = "\n".join(tensors)
+    return any(
+        f".{query}.bias" in names and f".{key}.bias" not in names
+        for query, key in (("query", "key"), ("q_proj", "k_proj"))
+    )
+
+
+def _beit_to_ours(tensors: Mapping[str, Tensor]) -> Converted:
+    """A BEiT or Data2Vec without its type in front of the names."""
+    result = rules.to_ours((*BEIT, POOLED), BEIT_IGNORED, tensors)
+    result.usual["norm_eps"] = Usual(1e-12, "the default of transformers")
+    if "pooler.layernorm.weight" in tensors:
+        result.facts |= {"pool": "mean", "pool_norm": "after"}
+    elif "lm_head.weight" in tensors:
+        result.usual["pool"] = Usual("mean", "pretraining has no pooling; BEiT fine-tunes with it")
+    _add_shared(result)
+    return result
+
+
+def _add_shared(result: Converted) -> None:
+    """Of a model with a table in every block and one for all of them, both are added to the scores:
+    here every block has the sum.
+    """
+    own = result.tensors
+    if "relative.table" not in own or "blocks.0.relative.table" not in own:
+        return
+    shared = own.pop("relative.table")
+    for name in [name for name in own if name.endswith(".relative.table")]:
+        own[name] = own[name] + shared
+        result.changed[name] = "the table that all blocks share was added"
 
 
 def _as_register(result: Converted) -> None:
@@ -128,7 +191,8 @@ def vit_from_ours(
         case "dinov3_vit":
             return huggingface_dino.dinov3_from_ours(tensors)
         case "beit":
-            return _prefixed(huggingface_beit.from_ours(tensors, norm_after_pool), kind)
+            table = (POOLED, *BEIT) if norm_after_pool else BEIT
+            return _prefixed(rules.from_ours(table, tensors), kind)
         case "vit":
             return _prefixed(rules.from_ours(VIT, tensors), kind)
         case "deit":

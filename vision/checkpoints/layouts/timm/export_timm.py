@@ -7,37 +7,42 @@ from torch import Tensor
 
 from vision.checkpoints.layouts.exporting import (
     Export,
-    not_timm,
     one_window,
+    own_config,
     position_rows,
     refuse,
     swin_of,
     without_positions,
 )
 from vision.checkpoints.layouts.rules import from_ours
-from vision.checkpoints.layouts.timm.timm_candidates import Candidate, candidates, differences
+from vision.checkpoints.layouts.timm.timm_candidates import (
+    Candidate,
+    candidates,
+    class_row,
+    differences,
+    normed_after,
+)
 from vision.checkpoints.layouts.timm.timm_models import describe
 from vision.checkpoints.layouts.timm.timm_names import NORM_AFTER_POOL, SWIN, VIT
 from vision.config import pair
 from vision.models.configs import SwinConfig, SwinV2Config, ViTConfig, per_stage
 from vision.models.positions.rotary import dinov3_periods
 from vision.models.swin import Swin
-from vision.models.vit import ViT
 from vision.models.windows import clip_windows
 
 
 def timm_model(export: Export) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors by timm's names, and what config.json says."""
-    not_timm(export)
-    if isinstance(export.model, ViT):
-        architecture, tensors, arguments = _vit(export)
-        classifier, features = "head", export.model.config.width
+    config = own_config(export)
+    if isinstance(config, ViTConfig):
+        architecture, tensors, arguments = _vit(export, config)
+        classifier, features = "head", config.width
     else:
         architecture, tensors, arguments = _swin(export)
         classifier, features = "head.fc", export.tensors["norm.weight"].shape[0]
     opened, images = export.opened, export.preprocess()
     size = [opened.channels, *opened.image_size]
-    config = {
+    fields = {
         "architecture": architecture,
         "num_classes": opened.classes,
         "num_features": features,
@@ -56,14 +61,12 @@ def timm_model(export: Export) -> tuple[dict[str, Tensor], dict[str, Any]]:
         },
     }
     if opened.class_names is not None:
-        config["label_names"] = list(opened.class_names)
-    return tensors, config
+        fields["label_names"] = list(opened.class_names)
+    return tensors, fields
 
 
-def _vit(export: Export) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
+def _vit(export: Export, config: ViTConfig) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
     """The first of timm's classes that computes the same, by its own definition."""
-    config = export.opened.config
-    assert isinstance(config, ViTConfig)
     if config.pool == "class_token_and_mean":
         refuse("timm", "its head sees the class token and the mean of the patches at once")
     if config.representation or config.projection:
@@ -86,25 +89,19 @@ def _vit(export: Export) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
         export.notes.append(
             f"norm_eps={config.norm_eps} here; timm's {near.architecture} has another."
         )
-    return near.architecture, _vit_tensors(export, near), dict(near.arguments)
+    return near.architecture, _vit_tensors(export, config, near), dict(near.arguments)
 
 
-def _vit_tensors(export: Export, candidate: Candidate) -> dict[str, Tensor]:
-    config = export.opened.config
-    assert isinstance(config, ViTConfig)
+def _vit_tensors(export: Export, config: ViTConfig, candidate: Candidate) -> dict[str, Tensor]:
     tensors = without_positions(export.tensors)
     if config.positions not in ("none", "rotary"):
-        model = export.model
-        assert isinstance(model, ViT)
-        rows = 2 if config.distillation_token else getattr(model.positions, "class_rows", 0)
+        rows = 2 if config.distillation_token else int(class_row(config))
         # timm gives registers a position as soon as the class token has one; theirs is zero.
         tensors["positions.table"] = position_rows(export, rows, config.registers if rows else 0)
     periods = tensors.pop("rotary.periods", None)
     if periods is not None and not torch.equal(periods.float(), dinov3_periods(len(periods))):
         export.notes.append("rotary.periods are rounded in these weights; timm computes them anew.")
-    # The norm of a class token is the same before and after it is picked.
-    after = config.pool_norm == "after" and config.pool == "mean"
-    last = (NORM_AFTER_POOL,) if after else ()
+    last = (NORM_AFTER_POOL,) if normed_after(config) else ()
     return from_ours((*last, *candidate.rules, *VIT), tensors)
 
 

@@ -9,14 +9,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from vision.checkpoints.layouts.rules import Rule
-from vision.checkpoints.layouts.timm.timm_names import EVA, SPLIT_GATE
+from vision.checkpoints.layouts.timm.timm_names import EVA, POOLS, SPLIT_GATE
 from vision.config import pair
 from vision.models.configs import ViTConfig
 from vision.models.layers import Grid
 
 EVAS = ("eva_giant_patch14_224", "vit_base_patch16_dinov3", "vit_pe_core_base_patch16_224")
 """Architectures without settings of their own; the first has an eps of 1e-6, the others of 1e-5."""
-POOLS = {"class_token": "token", "mean": "avg", "attention": "map"}
 
 
 class Candidate(NamedTuple):
@@ -35,7 +34,7 @@ def candidates(config: ViTConfig, image_size: Grid) -> Iterator[Candidate]:
         "embed_dim": config.width,
         "depth": config.depth,
         "num_heads": config.heads,
-        "global_pool": POOLS.get(config.pool, "token"),
+        "global_pool": next(theirs for theirs, ours in POOLS.items() if ours == config.pool),
     }
     if config.relative_bias != "none":
         yield _beit(config, shared)
@@ -67,11 +66,11 @@ def _vision_transformer(config: ViTConfig, shared: dict[str, Any]) -> Candidate:
         "scale_mlp_norm": config.mlp_norm,
         "pos_embed": "none" if config.positions == "none" else "learn",
         "class_token": config.class_token,
-        "no_embed_class": not _class_row(config),
+        "no_embed_class": not class_row(config),
         "reg_tokens": config.registers,
         "pre_norm": config.embedding_norm,
         "final_norm": config.pool_norm != "none",
-        "fc_norm": config.pool_norm == "after" and config.pool == "mean",
+        "fc_norm": normed_after(config),
     }
     return Candidate("vit_giant_patch14_dinov2" if gated else name, shared | arguments)
 
@@ -90,13 +89,13 @@ def _eva(config: ViTConfig, shared: dict[str, Any]) -> Iterator[Candidate]:
         "swiglu_align_to": 0,
         "scale_mlp": config.mlp_norm,
         "use_abs_pos_emb": config.positions not in ("rotary", "none"),
-        "no_embed_class": not _class_row(config),
+        "no_embed_class": not class_row(config),
         "class_token": config.class_token,
         "num_reg_tokens": config.registers,
         "use_post_norm": config.block_norm == "after",
         "use_pre_transformer_norm": config.embedding_norm,
-        "use_post_transformer_norm": config.pool_norm != "none" and not _after(config),
-        "use_fc_norm": _after(config),
+        "use_post_transformer_norm": config.pool_norm != "none" and not normed_after(config),
+        "use_fc_norm": normed_after(config),
         "attn_pool_num_heads": config.pool_heads or config.heads,
         "attn_pool_mlp_ratio": config.pool_mlp_ratio or config.mlp_ratio,
         "dynamic_img_size": False,
@@ -108,12 +107,14 @@ def _eva(config: ViTConfig, shared: dict[str, Any]) -> Iterator[Candidate]:
         yield Candidate(name, shared | arguments, own)
 
 
-def _class_row(config: ViTConfig) -> bool:
+def class_row(config: ViTConfig) -> bool:
     """Whether the table that is written has a row for the class token."""
-    return config.positions in ("learned", "learned_rotary") and config.class_token_position
+    learned = config.positions in ("learned", "learned_rotary")
+    return learned and config.class_token and config.class_token_position
 
 
-def _after(config: ViTConfig) -> bool:
+def normed_after(config: ViTConfig) -> bool:
+    """Whether a norm follows the pooling; that of a class token is the same before it is picked."""
     return config.pool_norm == "after" and config.pool == "mean"
 
 

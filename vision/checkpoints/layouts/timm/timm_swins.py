@@ -7,7 +7,8 @@ from timm.models import swin_transformer as first
 from timm.models import swin_transformer_v2 as second
 from torch import nn
 
-from vision.checkpoints.layouts.rules import mlp_ratio, window_setting
+from vision.checkpoints.fit.stored_windows import window_setting
+from vision.checkpoints.layouts.rules import mlp_ratio
 from vision.checkpoints.layouts.timm.timm_models import (
     Described,
     activation,

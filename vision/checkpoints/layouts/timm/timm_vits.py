@@ -34,6 +34,7 @@ from vision.checkpoints.layouts.timm.timm_models import (
     same,
     unlike,
 )
+from vision.checkpoints.layouts.timm.timm_names import POOLS
 
 MODELS = (VisionTransformer, VisionTransformerDistilled, Eva, Beit, NaFlexVit)
 BLOCKS = {
@@ -45,7 +46,6 @@ BLOCKS = {
 }
 """Where a block has its norms."""
 ATTENTIONS = (Attention, AttentionRope, EvaAttention, beit.Attention)
-POOLS = {"token": "class_token", "avg": "mean", "map": "attention"}
 
 
 def vit(model: Any) -> Described:

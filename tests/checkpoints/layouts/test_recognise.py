@@ -15,8 +15,7 @@ from torchvision.models.vision_transformer import interpolate_embeddings
 from transformers.models.vit.modeling_vit import ViTEmbeddings
 
 from vision.checkpoints.fit.resize import resize_positions
-from vision.checkpoints.layouts.recognise import Layout
-from vision.checkpoints.layouts.resizing import position_method
+from vision.checkpoints.layouts.recognise import Layout, resizing
 
 OLD, NEW, WIDTH = 6, 9, 8
 Project = Callable[[Tensor], Tensor]
@@ -79,6 +78,6 @@ PROJECTS: dict[str, tuple[Layout, list[str], Project]] = {
 def test_table_of_a_layout_is_resized_as_its_project_does(project: str) -> None:
     layout, names, resize = PROJECTS[project]
     table = random_images(1, OLD * OLD + 1, WIDTH)
-    method = position_method(layout, names)
+    method, _ = resizing(layout, names)
     found = resize_positions(table, 1, (OLD, OLD), (NEW, NEW), method)
     torch.testing.assert_close(found, resize(table), atol=2e-6, rtol=1e-5)

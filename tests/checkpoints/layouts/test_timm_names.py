@@ -262,3 +262,11 @@ def test_report_says_that_a_naflexvit_may_resize_positions_otherwise(tmp_path: P
     assert any("aspect ratio" in line for line in described.warnings)
     alone = open_model(dict(peer.state_dict()), heads=2).report
     assert any("aspect ratio" in line for line in alone.assumed)
+
+
+def test_projection_that_is_fused_and_split_is_refused() -> None:
+    tensors = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1).state_dict()
+    parts = tensors["blocks.0.attn.qkv.weight"].chunk(3)
+    split = {f"blocks.0.attn.{n}_proj.weight": t for n, t in zip("qkv", parts, strict=True)}
+    with pytest.raises(CheckpointError, match=r"'blocks\.0\.attn\.qkv\.weight' twice"):
+        open_model(tensors | split)
