@@ -1,19 +1,14 @@
-"""The calls that torch, numpy and Python write into a pickle, turned into descriptions."""
+"""What a pickle holds as plain data: nothing here is callable, imported or built.
+
+The calls that torch, numpy and Python write into a pickle become descriptions.
+"""
 
 import re
+from dataclasses import dataclass, field
 from typing import Any
 
-from vision.checkpoints.files.described import (
-    Inert,
-    MalformedError,
-    Name,
-    StoredArray,
-    StoredBytes,
-    StoredTensor,
-    StoredType,
-    Unreadable,
-    shown,
-)
+from vision.checkpoints.errors import MalformedError
+from vision.checkpoints.files.safetensors_file import shown
 
 STORAGES = {
     "FloatStorage": "float32",
@@ -37,6 +32,76 @@ _ATTACKS = {
     *("pip", "pdb", "bdb", "timeit", "marshal", "commands", "signal", "tempfile", "requests"),
 }
 _ATTACKING_BUILTINS = {"eval", "exec", "compile", "open", "__import__", "execfile", "input"}
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A class or function that a pickle names. It is never looked up."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+@dataclass(slots=True, eq=False)
+class Inert:
+    """An object of a class that is not rebuilt: what the pickle would have given to the class."""
+
+    kind: str
+    arguments: tuple[Any, ...] = ()
+    state: Any = None
+    mapping: dict[Any, Any] = field(default_factory=dict)
+    sequence: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredBytes:
+    """A storage of torch: numbers in a row, somewhere else in the file."""
+
+    key: str
+    dtype: str
+    count: int
+    view: tuple[int, int] | None = None
+    """In files before torch 1.6: first item and number of items, of a part of the storage."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredTensor:
+    """A tensor of torch: how to look at a storage."""
+
+    storage: StoredBytes
+    dtype: str
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    conjugate: bool = False
+    negative: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class StoredType:
+    """A dtype of numpy."""
+
+    code: str
+
+
+@dataclass(slots=True, eq=False)
+class StoredArray:
+    """An array of numpy, with its bytes in the pickle. Empty until its state was read."""
+
+    dtype: str = "|u1"
+    shape: tuple[int, ...] = (0,)
+    column_major: bool = False
+    data: bytes | list[Any] = b""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unreadable:
+    """A tensor of a kind that no model of this project has."""
+
+    reason: str
 
 
 def call(function: Any, arguments: tuple[Any, ...], inert: dict[str, None]) -> Any:

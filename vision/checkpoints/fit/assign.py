@@ -19,7 +19,7 @@ from vision.checkpoints.fit.stored_windows import stored_offsets
 from vision.checkpoints.fit.tensors import Fitting, NewHead, fit_head, fit_swin, fit_vit
 from vision.checkpoints.fit.timm_weights import fit_timm
 from vision.checkpoints.layouts.resizing import position_method, window_method
-from vision.checkpoints.weights import StoredWeights
+from vision.checkpoints.metadata import StoredWeights
 from vision.models.configs import SwinV2Config
 from vision.models.layers import Classifier, Grid
 from vision.models.positions.relative import WindowMethod

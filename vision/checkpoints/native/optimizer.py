@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vision.checkpoints.files.mapped import DTYPE_NAMES, STORED_DTYPES
-from vision.checkpoints.native.record import Record, check_record
+from vision.checkpoints.native.header import Record, check_record
 
 Names = Sequence[Sequence[str]]
 """The names of the parameters of each group, in the optimiser's order."""
