@@ -93,7 +93,7 @@ def read_weights(
     try:
         layout = None if timm else recognise(found.tensors)
         converted = convert_names(layout, found.tensors) if layout else Converted(found.tensors)
-        metadata = read_metadata(beside, described=not timm)
+        metadata = read_metadata(beside, described=not timm) if beside else Metadata("")
     except CheckpointError as error:
         name = architecture_of(beside)
         text = _UNNAMED.sub(f"model.name={name}", str(error)) if name else str(error)

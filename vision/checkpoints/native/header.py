@@ -70,11 +70,15 @@ def open_checkpoint(path: Path) -> Iterator[BufferedReader]:
             yield file
     except CheckpointError:
         raise
-    except FileNotFoundError as error:
-        raise CheckpointError(f"There is no checkpoint {path}.", error.errno) from error
     except OSError as error:
-        message = f"{path} cannot be read: {error.strerror or error}."
-        raise CheckpointError(message, error.errno) from error
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: OSError) -> CheckpointError:
+    """What the system says about a file, with the file's name."""
+    if isinstance(error, FileNotFoundError):
+        return CheckpointError(f"There is no checkpoint {path}.", error.errno)
+    return CheckpointError(f"{path} cannot be read: {error.strerror or error}.", error.errno)
 
 
 def place(sizes: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Entry]:
