@@ -25,6 +25,20 @@ STORAGES = {
     "ComplexDoubleStorage": "complex128",
     "UntypedStorage": "uint8",
 }
+_WRAPPERS = {
+    *("_rebuild_parameter", "_rebuild_parameter_with_state", "_rebuild_xla_tensor"),
+    *("_rebuild_device_tensor_from_cpu_tensor", "_rebuild_device_tensor_from_numpy"),
+}
+"""Functions of torch whose first argument is the tensor."""
+_UNREADABLE = {
+    "_rebuild_sparse_tensor": "is sparse; store it with .to_dense()",
+    "_rebuild_sparse_csr_tensor": "is sparse; store it with .to_dense()",
+    "_rebuild_qtensor": "is quantised; store the model as it was before the quantisation",
+    "_rebuild_meta_tensor_no_storage": "has no data (it was stored from the device meta)",
+    "_rebuild_nested_tensor": "is a nested tensor; store it padded",
+    "_rebuild_wrapper_subclass": "is of a class of its own; store the plain tensor inside",
+}
+"""Functions of torch for tensors of a kind that no model of this project has."""
 _NUMBERS = re.compile(r"[<>=|]?([?bB]|b1|[iu][1248]|f[248]|c8|c16)")
 _ATTACKS = {
     *("os", "posix", "nt", "subprocess", "sys", "shutil", "socket", "pty", "runpy", "importlib"),
@@ -190,22 +204,10 @@ def _torch(name: str, arguments: tuple[Any, ...]) -> Any:
             if not isinstance(dtype, Name) or dtype.module != "torch":
                 raise MalformedError("it has a tensor without a type")
             return _tensor(data, dtype.name, place, arguments[7:8])
-        case "_rebuild_parameter" | "_rebuild_parameter_with_state", (data, *_):
+        case _, (data, *_) if name in _WRAPPERS:
             return data
-        case "_rebuild_device_tensor_from_cpu_tensor", (data, *_):
-            return data
-        case "_rebuild_device_tensor_from_numpy" | "_rebuild_xla_tensor", (data, *_):
-            return data
-        case "_rebuild_sparse_tensor" | "_rebuild_sparse_csr_tensor", _:
-            return Unreadable("is sparse; store it with .to_dense()")
-        case "_rebuild_qtensor", _:
-            return Unreadable("is quantised; store the model as it was before the quantisation")
-        case "_rebuild_meta_tensor_no_storage", _:
-            return Unreadable("has no data (it was stored from the device meta)")
-        case "_rebuild_nested_tensor", _:
-            return Unreadable("is a nested tensor; store it padded")
-        case "_rebuild_wrapper_subclass", _:
-            return Unreadable("is of a class of its own; store the plain tensor inside")
+        case _ if name in _UNREADABLE:
+            return Unreadable(_UNREADABLE[name])
         case _:
             raise MalformedError(f"it has a tensor that this version cannot describe ({name})")
 
@@ -278,12 +280,9 @@ def _numpy(function: Name, arguments: tuple[Any, ...], inert: dict[str, None]) -
 
 def _fill(array: StoredArray, state: Any) -> None:
     match state:
-        case (_, tuple(shape), StoredType(code), bool() | int() as turned, list(objects)):
+        case (_, tuple(shape), StoredType(code), int(turned), bytes() | str() | list() as data):
             array.dtype, array.shape, array.column_major = code, shape, bool(turned)
-            array.data = objects
-        case (_, tuple(shape), StoredType(code), bool() | int() as turned, bytes() | str() as data):
-            array.dtype, array.shape, array.column_major = code, shape, bool(turned)
-            array.data = _bytes(data)
+            array.data = data if isinstance(data, list) else _bytes(data)
         case _:
             raise MalformedError("its pickle has an array that is invalid")
     if not all(type(n) is int and 0 <= n < 2**63 for n in array.shape) or len(array.shape) > 32:
