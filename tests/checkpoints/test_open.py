@@ -15,7 +15,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 import vision
 from vision.checkpoints.native.checkpoint import write_checkpoint
-from vision.checkpoints.open import open_model
+from vision.checkpoints.open import load_weights, open_model
 from vision.cli.app import main
 from vision.config import ConfigError
 from vision.models.configs import TimmConfig
@@ -196,3 +196,29 @@ def test_weights_without_a_head_are_judged_by_their_neighbours(
     peer.fit(*features("train"))
     assert found["neighbours"] == {"k": 5, "top1": peer.score(*features("val"))}
     assert found["metrics"]["top1"] == found["neighbours"]["top1"]
+
+
+def test_own_checkpoint_gives_the_average_with_the_buffers_of_the_model(tmp_path: Path) -> None:
+    model = redraw(small_model("vit_base", (32, 32)))
+    record, _ = stored(model)
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    tensors |= {"ema.head.weight": torch.ones_like(model.head.weight)}
+    tensors["optimizer.state/0/exp_avg"] = torch.zeros(1)
+    write_checkpoint(tmp_path / "a.safetensors", tensors, record)
+    found = open_model(tmp_path / "a.safetensors")
+    assert (found.tensors["head.weight"] == 1).all() and found.weights == "ema"
+    assert found.tensors["head.bias"].equal(model.head.bias)
+    # The state of the optimiser is not even read.
+    assert found.report.left == {"model": len(model.state_dict())}
+    raw = open_model(tmp_path / "a.safetensors", weights="raw")
+    assert raw.tensors["head.weight"].equal(model.head.weight) and raw.weights == "raw"
+
+
+def test_rules_rename_tensors_in_memory_that_have_the_names_of_the_model() -> None:
+    model = small_model("vit_base", (32, 32))
+    tensors = model.state_dict() | {"old.weight": torch.ones_like(model.head.weight)}
+    rules = [(r"head\.weight", ""), (r"old\.", "head.")]
+    load_weights(model, tensors, rename=rules)
+    assert (model.head.weight == 1).all()
+    with pytest.raises(ConfigError, match="nothing"):
+        load_weights(model, tensors, rename=[("nothing", "x")])

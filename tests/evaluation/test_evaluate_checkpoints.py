@@ -197,7 +197,7 @@ def test_checkpoint_of_a_future_version_is_refused(
 ) -> None:
     tensors, record = read_checkpoint(runs / "a" / "checkpoints" / "best.safetensors")
     with monkeypatch.context() as future:
-        future.setattr("vision.checkpoints.native.record.FORMAT", 99)
+        future.setattr("vision.checkpoints.native.header.FORMAT", 99)
         write_checkpoint(tmp_path / "new.safetensors", tensors, {**record, "format": 99})
     text = refused(capsys, f"checkpoint={tmp_path / 'new.safetensors'}", code=1)
     assert "new.safetensors" in text and "format 99" in text

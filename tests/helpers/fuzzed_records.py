@@ -12,8 +12,7 @@ from model_settings import small_model
 from run_records import stored
 from torch import Tensor
 
-from vision.checkpoints.native.header import Entry, encode_header
-from vision.checkpoints.native.record import stamp
+from vision.checkpoints.native.header import Entry, encode_header, stamp
 from vision.checkpoints.open import open_model
 from vision.models.build import build_model
 from vision.models.configs import TimmConfig

@@ -60,7 +60,7 @@ def damaged(run: Path, path: Path) -> None:
 def of_the_future(run: Path, path: Path) -> None:
     tensors, record = read_checkpoint(best(run))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vision.checkpoints.native.record.FORMAT", 99)
+        patch.setattr("vision.checkpoints.native.header.FORMAT", 99)
         write_checkpoint(path, tensors, {**record, "format": 99})
 
 

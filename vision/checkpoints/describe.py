@@ -1,21 +1,32 @@
-"""The model that weights belong to: its config, the images that it was trained on, its classes.
+"""Describe what a place holds: weights under this project's names, and the model that they belong
+to, with its config, the images that it was trained on and its classes.
 
 Shapes come first; what is written beside the weights replaces them; what the caller gives replaces
 both. What none of them says is taken from known models and listed as assumed, or asked back.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import Tensor, nn
+
+from vision.checkpoints.configs import WhichWeights
 from vision.checkpoints.errors import CheckpointError
+from vision.checkpoints.files.containers import AVERAGED, unwrap
+from vision.checkpoints.files.reading import Raw, read_raw
+from vision.checkpoints.files.remote import pretrained_config, resolve
+from vision.checkpoints.files.renaming import rename as rename_tensors
 from vision.checkpoints.fit.assign import remedy
 from vision.checkpoints.fit.infer_swin import swin_values
 from vision.checkpoints.fit.infer_vit import vit_values
 from vision.checkpoints.fit.timm_weights import describe_timm
-from vision.checkpoints.layouts.rules import need, patch_weight
-from vision.checkpoints.native.run_record import RunRecord
-from vision.checkpoints.weights import StoredWeights
+from vision.checkpoints.layouts.recognise import convert_names, recognise
+from vision.checkpoints.layouts.rules import Converted, need, patch_weight
+from vision.checkpoints.metadata import Metadata, StoredWeights, architecture_of, read_metadata
+from vision.checkpoints.native.run_record import LoraRecord, RunRecord, check_sizes, run_record
 from vision.config import ConfigError, pair, parse, suggest
 from vision.data.preprocess import DEFAULT, NAMES, Known
 from vision.models.configs import (
@@ -26,10 +37,17 @@ from vision.models.configs import (
     TimmConfig,
 )
 from vision.models.layers import Grid
+from vision.models.lora import merge_tensors
 from vision.models.windows import change_window
 
+Place = str | Path | Mapping[str, Tensor]
+"""A run's folder, a file or folder of any known format, timm:NAME, hf:OWNER/NAME, or tensors."""
 SHOWN = ("patch_size", "width", "depth", "depths", "mlp_ratio", "mlp", "class_token", "registers")
 """Settings of a model that the shapes of its weights show."""
+
+
+_UNNAMED = re.compile(r"model\.name=…(?: \(timm's name[^)]*\))?")
+"""The remedy of a refusal that does not know timm's name of the architecture."""
 
 
 class Description(NamedTuple):
@@ -44,6 +62,106 @@ class Description(NamedTuple):
     assumed: tuple[str, ...] = ()
     other_windows: bool = False
     """Whether a Swin gets other windows than those that it was trained with."""
+
+
+def read_weights(
+    place: Place,
+    weights: WhichWeights = "auto",
+    rename: Sequence[tuple[str, str]] = (),
+    setting: str = "checkpoint",
+    timm: bool = False,
+    model: nn.Module | None = None,
+) -> StoredWeights:
+    """Read and recognise weights. The layout is recognised by names, never by that of the file.
+
+    `setting` is the setting that gave the place, for messages. With `timm` names are left to timm.
+    Tensors in memory that have the names of `model` are taken as they are.
+    """
+    if isinstance(place, Mapping):
+        return _from_memory(place, rename, model)
+    path = Path(place).expanduser()
+    if not path.exists():  # a name on a hub, or nothing
+        path = resolve(str(place), setting)
+    raw = read_raw(path)
+    if raw.container == "vision":
+        return _weights_of_run(raw, weights)
+    found = unwrap(raw, weights, rename)
+    beside = raw.extra
+    if str(place).startswith("timm:"):  # timm describes its own weights, where the file does not
+        beside = pretrained_config(str(place)) | beside
+    inert = f"{', '.join(raw.inert)}: kept as plain data, nothing was executed."
+    try:
+        layout = None if timm else recognise(found.tensors)
+        converted = convert_names(layout, found.tensors) if layout else Converted(found.tensors)
+        metadata = read_metadata(beside, described=not timm) if beside else Metadata("")
+    except CheckpointError as error:
+        name = architecture_of(beside)
+        text = _UNNAMED.sub(f"model.name={name}", str(error)) if name else str(error)
+        raise CheckpointError(f"{raw.path}: {text}") from error
+    return StoredWeights(
+        path=raw.path,
+        layout=layout,
+        tensors=found.tensors,
+        converted=converted,
+        metadata=metadata,
+        averaged=any(part in AVERAGED for part in found.path_taken),
+        path_taken=found.path_taken,
+        left=found.left,
+        warnings=(*raw.warnings, *((inert,) if raw.inert else ()), *metadata.notes),
+        integrity=raw.integrity,
+    )
+
+
+def _weights_of_run(raw: Raw, weights: WhichWeights) -> StoredWeights:
+    """The weights of a run of this project. The first word of a name says what a tensor belongs to,
+    and only that, since a model may have a part named "model" itself.
+    """
+    parts: dict[str, dict[str, Tensor]] = {"model": {}}
+    for name, tensor in raw.tensors.items():
+        part, _, rest = name.partition(".")
+        parts.setdefault(part, {})[rest] = tensor
+    if weights == "ema" and "ema" not in parts:
+        raise ConfigError(
+            f"weights=ema: {raw.path} was trained without an average; use weights=raw."
+        )
+    chosen = "model" if weights == "raw" or "ema" not in parts else "ema"
+    # Buffers that are not averaged (counters) come from the weights as trained.
+    tensors = parts["model"] | parts[chosen]
+    record = run_record(raw.extra, raw.path)
+    check_sizes(record, {name: t.shape for name, t in tensors.items()}, raw.path)
+    if isinstance(record.tune, LoraRecord):
+        tensors = merge_tensors(tensors, record.tune.alpha, record.tune.targets)
+    return StoredWeights(
+        path=raw.path,
+        layout="vision",
+        tensors=tensors,
+        converted=Converted(tensors),
+        metadata=Metadata(""),
+        record=record,
+        averaged=chosen == "ema",
+        path_taken=(chosen,),
+        left={part: len(names) for part, names in parts.items() if part != chosen},
+        integrity=raw.integrity,
+    )
+
+
+def _from_memory(
+    tensors: Mapping[str, Tensor], rules: Sequence[tuple[str, str]], model: nn.Module | None
+) -> StoredWeights:
+    if not tensors:
+        raise ValueError("expected tensors by name, found an empty mapping.")
+    tensors, changes = rename_tensors(tensors, rules)
+    own = {name for name in model.state_dict() if not name.startswith("head")} if model else None
+    layout = recognise(tensors) if own is None or not own <= tensors.keys() else "vision"
+    return StoredWeights(
+        path=Path("tensors in memory"),
+        layout=layout,
+        tensors=tensors,
+        converted=convert_names(layout, tensors),
+        metadata=Metadata(""),
+        in_memory=True,
+        path_taken=tuple(changes),
+    )
 
 
 def describe(

@@ -18,3 +18,7 @@ class CheckpointError(UserError, OSError):
 
 class NewerFormatError(CheckpointError):
     """An intact checkpoint that only a later version of this project can read."""
+
+
+class MalformedError(ValueError):
+    """A pickle, archive or header that does not make sense; the message says where."""

@@ -1,13 +1,19 @@
-"""What is written beside the weights of other projects: config.json of Hugging Face or timm, and
-open_clip_config.json.
+"""Weights as they are stored, and what other projects write beside them: config.json of Hugging
+Face or timm, and open_clip_config.json.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from vision.checkpoints.errors import CheckpointError
+from vision.checkpoints.layouts.recognise import Layout
+from vision.checkpoints.layouts.rules import Converted
+from vision.checkpoints.native.run_record import RunRecord
 from vision.models.layers import Grid
 
 INTERPOLATIONS = ("nearest", "lanczos", "bilinear", "bicubic")
@@ -30,6 +36,29 @@ class Metadata:
     preprocess_origin: str = ""
     notes: list[str] = field(default_factory=list)
     """What was written there and is not followed."""
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """The tensors of one model, and what is written beside them."""
+
+    path: Path
+    layout: Layout | None
+    """None: only timm itself knows the names of these tensors."""
+    tensors: Mapping[str, Tensor]
+    """By the names of the layout."""
+    converted: Converted
+    metadata: Metadata
+    record: RunRecord | None = None
+    """Of a run of this project."""
+    in_memory: bool = False
+    """Whether the tensors belong to someone else, who must not see them change."""
+    averaged: bool = False
+    path_taken: tuple[str, ...] = ()
+    left: Mapping[str, int] | None = None
+    warnings: tuple[str, ...] = ()
+    integrity: str = ""
+    """Whether the file could be checked for damage."""
 
 
 def read_metadata(extra: Mapping[str, Any], described: bool = True) -> Metadata:

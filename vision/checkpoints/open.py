@@ -17,15 +17,13 @@ import torch
 from torch import Tensor
 
 from vision.checkpoints.configs import WhichWeights
-from vision.checkpoints.describe import check_given, describe
+from vision.checkpoints.describe import Place, check_given, describe, read_weights
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.fit.assign import Positions, Windows, project_of, put
 from vision.checkpoints.fit.tensors import Fitting, NewHead
-from vision.checkpoints.layouts.rules import Converted
 from vision.checkpoints.load_report import LoadReport, two_columns
-from vision.checkpoints.metadata import Metadata
+from vision.checkpoints.metadata import StoredWeights
 from vision.checkpoints.native.run_record import RunRecord
-from vision.checkpoints.weights import Place, StoredWeights, read_weights
 from vision.config import ConfigError, Size, pair
 from vision.data.configs import PreprocessConfig
 from vision.data.preprocess import Known, Preprocess, resolve_preprocess
@@ -189,8 +187,10 @@ def open_model(
         if model is None:
             raise
         raise ConfigError(f"model: {error} model=auto takes the model of the weights.") from error
+    if not any(parameter.is_meta for parameter in built.parameters()):
+        built = built.to(device)
     return OpenedModel(
-        model=_moved(built, device).eval(),
+        model=built.eval(),
         config=config,
         image_size=size,
         trained_size=found.trained_size,
@@ -225,34 +225,16 @@ def load_weights(
     trained_size: Size | None = None,
 ) -> LoadReport:
     """Put the weights of a place into a model that is there already. Only a head may be missing."""
-    stored = _own_names(model, place) or read_weights(place, weights, rename)
-    size = None if trained_size is None else pair(trained_size)
+    stored = read_weights(place, weights, rename, model=model)
     fitting = put(
         model,
         stored,
-        trained_size=size,
+        trained_size=None if trained_size is None else pair(trained_size),
         positions=positions,
         windows=windows,
         new_head=new_head,
     )
     return _report(stored, fitting, ())
-
-
-def _moved(model: Classifier, device: torch.device | str) -> Classifier:
-    """The model on a device, unless its weights have no values."""
-    return model if any(p.is_meta for p in model.parameters()) else model.to(device)
-
-
-def _own_names(model: Classifier, place: Place) -> StoredWeights | None:
-    """Tensors in memory that have the model's own names are taken as they are."""
-    if not isinstance(place, Mapping):
-        return None
-    own = {name for name in model.state_dict() if not name.startswith("head")}
-    if not own <= place.keys():
-        return None
-    tensors = dict(place)
-    name = Path("tensors in memory")
-    return StoredWeights(name, "vision", tensors, Converted(tensors), Metadata(""), in_memory=True)
 
 
 def _report(stored: StoredWeights, fitting: Fitting, assumed: tuple[str, ...]) -> LoadReport:

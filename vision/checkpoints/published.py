@@ -5,7 +5,8 @@ top-1: % of ImageNet-1k's validation images, as published by github.com/facebook
 github.com/microsoft/Swin-Transformer and, for ViT, timm (results/results-imagenet.csv).
 Weights without a number may have a published one that is not recorded here."""
 
-_DEIT = {
+TOP1 = {
+    # README_deit.md and README_revenge.md
     "deit_tiny_patch16_224.fb_in1k": 72.2,
     "deit_small_patch16_224.fb_in1k": 79.9,
     "deit_base_patch16_224.fb_in1k": 81.8,
@@ -22,10 +23,7 @@ _DEIT = {
     "deit3_base_patch16_224.fb_in22k_ft_in1k": 85.7,
     "deit3_large_patch16_224.fb_in22k_ft_in1k": 87.0,
     "deit3_huge_patch14_224.fb_in22k_ft_in1k": 87.2,
-}
-"""README_deit.md and README_revenge.md."""
-
-_SWIN = {
+    # MODELHUB.md
     "swin_tiny_patch4_window7_224.ms_in1k": 81.2,
     "swin_small_patch4_window7_224.ms_in1k": 83.2,
     "swin_base_patch4_window7_224.ms_in1k": 83.5,
@@ -43,10 +41,7 @@ _SWIN = {
     "swinv2_base_window12to24_192to384.ms_in22k_ft_in1k": 87.1,
     "swinv2_large_window12to16_192to256.ms_in22k_ft_in1k": 86.9,
     "swinv2_large_window12to24_192to384.ms_in22k_ft_in1k": 87.6,
-}
-"""MODELHUB.md."""
-
-_VIT = {
+    # timm's own evaluation
     "vit_tiny_patch16_224.augreg_in21k_ft_in1k": 75.452,
     "vit_small_patch16_224.augreg_in21k_ft_in1k": 81.402,
     "vit_base_patch16_224.augreg_in21k_ft_in1k": 84.534,
@@ -57,6 +52,3 @@ _VIT = {
     "vit_small_patch16_224.augreg_in1k": 78.842,
     "vit_base_patch16_224.augreg_in1k": 79.154,
 }
-"""timm's own evaluation."""
-
-TOP1: dict[str, float] = _DEIT | _SWIN | _VIT

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.files.containers import Weights, unwrap
 from vision.checkpoints.files.reading import read_raw
-from vision.checkpoints.native.checkpoint import write_checkpoint
 
 NAMES = ["cls_token", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight"]
 NAMES += ["blocks.1.norm1.weight", "norm.weight", "head.weight"]
@@ -209,21 +208,6 @@ def test_hugging_face_names_stay_as_they_are(tmp_path: Path) -> None:
     assert set(unwrap(read_raw(tmp_path)).tensors) == set(names)
     safetensors.torch.save_file(weights(2, "", names[:2]), tmp_path / "model.safetensors")
     assert set(unwrap(read_raw(tmp_path)).tensors) == set(names[:2])
-
-
-def test_own_checkpoint_gives_the_average_with_the_buffers_of_the_model(tmp_path: Path) -> None:
-    tensors = {
-        "model.weight": torch.zeros(1),
-        "model.count": torch.tensor(5),
-        "ema.weight": torch.ones(1),
-        "optimizer.state/weight/exp_avg": torch.zeros(1),
-    }
-    write_checkpoint(tmp_path / "a.safetensors", tensors, {"step": 1})
-    raw = read_raw(tmp_path / "a.safetensors")
-    found = unwrap(raw)
-    assert found.tensors["weight"].item() == 1 and found.tensors["count"].item() == 5
-    assert found.left == {"model": 2}  # the state of the optimiser is not even read
-    assert unwrap(raw, "raw").tensors["weight"].item() == 0
 
 
 def test_file_with_several_unknown_parts_asks_which(tmp_path: Path) -> None:

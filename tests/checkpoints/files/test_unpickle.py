@@ -18,11 +18,10 @@ from typing import Any
 import pytest
 import torch
 
-from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.files import plain
-from vision.checkpoints.files.described import Inert, MalformedError
+from vision.checkpoints.errors import CheckpointError, MalformedError
+from vision.checkpoints.files import torch_file
 from vision.checkpoints.files.reading import read_raw
-from vision.checkpoints.files.rebuild import storage
+from vision.checkpoints.files.rebuild import Inert, storage
 from vision.checkpoints.files.unpickle import LIMIT, unpickle
 
 
@@ -218,7 +217,7 @@ def test_torch_refuses_harmless_files_that_this_reader_reads(
 def test_nested_data_without_an_end_is_refused_or_cut(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plain, "_NODES", 100_000)
+    monkeypatch.setattr(torch_file, "_NODES", 100_000)
     value: Any = []
     match name:
         case "laughs":

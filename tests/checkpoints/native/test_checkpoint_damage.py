@@ -10,8 +10,7 @@ import torch
 
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.native.checkpoint import read_checkpoint, write_checkpoint
-from vision.checkpoints.native.header import HEADER_LIMIT, MARK, read_record
-from vision.checkpoints.native.record import FORMAT
+from vision.checkpoints.native.header import FORMAT, HEADER_LIMIT, MARK, read_record
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 from vision import __version__
 from vision.checkpoints.errors import CheckpointError, NewerFormatError
 from vision.checkpoints.files.mapped import DTYPE_NAMES
-from vision.checkpoints.native import record as record_module
+from vision.checkpoints.native import header as record_module
 from vision.checkpoints.native.checkpoint import (
     read_checkpoint,
     write_checkpoint,

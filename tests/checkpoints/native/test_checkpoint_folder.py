@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vision.checkpoints.errors import CheckpointError, NewerFormatError
-from vision.checkpoints.native import record as record_module
+from vision.checkpoints.native import header as record_module
 from vision.checkpoints.native.checkpoint import (
     open_latest,
     read_checkpoint,

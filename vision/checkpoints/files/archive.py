@@ -6,7 +6,7 @@ import zlib
 from io import BufferedReader
 from typing import NamedTuple
 
-from vision.checkpoints.files.described import MalformedError
+from vision.checkpoints.errors import MalformedError
 
 UNPACKED_LIMIT = 32
 """Times the archive's size. Weights hardly shrink when they are compressed."""

@@ -17,7 +17,6 @@ from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.files.reading import Raw
 from vision.checkpoints.files.renaming import rename
 from vision.checkpoints.layouts.recognise import LAYOUTS, Layout, recognise
-from vision.config import ConfigError
 
 AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "ema", "teacher")
 """Parts with weights averaged over the training, in the order of preference, as in timm. DINO's
@@ -71,8 +70,6 @@ def unwrap(
     """
     if not raw.tensors:
         raise CheckpointError(f"{raw.path} holds no tensor.")
-    if raw.container == "vision":
-        return _own(raw, weights)
     tensors, steps, left = _choose(raw, weights)
     if rules:
         tensors, lines = rename(tensors, rules)
@@ -82,25 +79,6 @@ def unwrap(
     tensors = _without_chunks(tensors, steps, raw)
     tensors = _without_path(tensors, steps, left)
     return Weights(tensors, tuple(steps), left)
-
-
-def _own(raw: Raw, weights: WhichWeights) -> Weights:
-    """The weights of a run of this project: the first word of a name says what it belongs to, and
-    only that, since a model may have a part named "model" itself.
-    """
-    parts: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in raw.tensors.items():
-        part, _, rest = name.partition(".")
-        parts.setdefault(part, {})[rest] = tensor
-    if weights == "ema" and "ema" not in parts:
-        raise ConfigError(
-            f"weights=ema: {raw.path} was trained without an average; use weights=raw."
-        )
-    chosen = "model" if weights == "raw" or "ema" not in parts else "ema"
-    # Buffers that are not averaged (counters) come from the weights as trained.
-    tensors = parts.get("model", {}) | parts.get(chosen, {})
-    left = {part: len(names) for part, names in parts.items() if part != chosen}
-    return Weights(tensors, (chosen,), left)
 
 
 def _choose(raw: Raw, weights: WhichWeights) -> tuple[dict[str, Tensor], list[str], dict[str, int]]:

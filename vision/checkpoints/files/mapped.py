@@ -6,24 +6,51 @@ The mapping is private: whoever changes such a tensor gets a copy of the page, t
 import math
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage
 
-from vision.checkpoints.files.described import SAFETENSORS, MalformedError, check_shape, shown
+from vision.checkpoints.errors import MalformedError
+from vision.checkpoints.files.safetensors_file import SAFETENSORS, check_shape, shown
 
-TORCH_NAMES = [name for name, _ in SAFETENSORS.values()]
-DTYPES: dict[str, torch.dtype] = {
-    name: getattr(torch, name)
-    for name in (*TORCH_NAMES, "complex128", "float8_e4m3fnuz", "float8_e5m2fnuz")
+DTYPES = {
+    "complex128": torch.complex128,
+    "float8_e4m3fnuz": torch.float8_e4m3fnuz,
+    "float8_e5m2fnuz": torch.float8_e5m2fnuz,
 }
 """By torch's name."""
-STORED_DTYPES = {name: DTYPES[torch_name] for name, (torch_name, _) in SAFETENSORS.items()}
-DTYPE_NAMES = {dtype: name for name, dtype in STORED_DTYPES.items()}
+STORED_DTYPES: dict[str, torch.dtype] = {}
+DTYPE_NAMES: dict[torch.dtype, str] = {}
 """By the name in safetensors, and back."""
+for _name, (_torch_name, _) in SAFETENSORS.items():
+    DTYPES[_torch_name] = STORED_DTYPES[_name] = getattr(torch, _torch_name)
+    DTYPE_NAMES[STORED_DTYPES[_name]] = _name
 _EXPANDED_LIMIT = 2**20
 """Bytes of a tensor that repeats its storage (expand). A few bytes must not become gigabytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """Tensors by flat name, and what is left."""
+
+    tensors: dict[str, Tensor]
+    """Nested mappings are joined with ".", an npz file's names keep their "/". The tensors look
+    into the file where its format allows, so it must not be changed meanwhile.
+    """
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Everything that is not a tensor, as plain data. The JSON beside the weights of a hub's folder
+    is under "config", "preprocessor" and "open_clip".
+    """
+    parts: tuple[str, ...] = ()
+    """The outermost names that hold mappings: "model" in {"model": {"head.bias": …}}, but not in
+    {"model.head.bias": …}.
+    """
+    inert: tuple[str, ...] = ()
+    """Classes of which the file holds an object: kept as plain data, never built."""
+    warnings: tuple[str, ...] = ()
 
 
 def map_file(path: Path, size: int) -> UntypedStorage:
@@ -52,10 +79,12 @@ def crc_of(memory: UntypedStorage, start: int, size: int) -> int:
     return zlib.crc32(view.numpy().data)
 
 
-def whole_tensor(storage: UntypedStorage, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-    """All of a storage as a tensor whose last axis is the fastest."""
-    check_shape(shape)
-    return torch.empty(0, dtype=dtype).set_(storage).reshape(tuple(shape))
+def mapped_tensor(
+    memory: UntypedStorage, start: int, dtype: torch.dtype, shape: Sequence[int]
+) -> Tensor:
+    """A tensor of a possible shape (see `check_shape`) whose last axis is the fastest."""
+    part = part_of(memory, start, math.prod(shape) * dtype.itemsize, dtype.itemsize)
+    return torch.empty(0, dtype=dtype).set_(part).reshape(tuple(shape))
 
 
 def strided_tensor(

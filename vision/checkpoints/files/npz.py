@@ -12,20 +12,18 @@ import torch
 from numpy.lib import format as npy
 from torch import Tensor
 
+from vision.checkpoints.errors import MalformedError
 from vision.checkpoints.files.archive import Member, check_crc, unpack
-from vision.checkpoints.files.described import MalformedError, check_shape
-from vision.checkpoints.files.mapped import DTYPES, crc_of, map_file, part_of, whole_tensor
-from vision.checkpoints.files.plain import array_from
+from vision.checkpoints.files.mapped import DTYPES, Content, crc_of, map_file, mapped_tensor
 from vision.checkpoints.files.rebuild import is_number
+from vision.checkpoints.files.safetensors_file import check_shape
 
 _HEADER_LIMIT = 10_000
 _BFLOAT16 = "V2"
 """numpy has no such numbers: jax stores them as two bytes without a meaning."""
 
 
-def read_npz(
-    path: Path, file: BufferedReader, size: int, members: dict[str, Member]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_npz(path: Path, file: BufferedReader, size: int, members: dict[str, Member]) -> Content:
     """The arrays of numbers as tensors, and texts as plain data, each checked against its checksum.
     Raises MalformedError.
     """
@@ -36,28 +34,48 @@ def read_npz(
         name = member_name.removesuffix(".npy")
         if name in tensors or name in extra or name == member_name:
             raise MalformedError(f"its member '{member_name[:100]}' is not an array or not unique")
-        if not member.compressed:
-            check_crc(member_name, member, crc_of(memory, member.start, member.size))
         file.seek(member.start)
-        content = file.read(member.packed if member.compressed else _HEADER_LIMIT + 16)
         if member.compressed:
-            content = unpack(member_name, member, content)
+            content = unpack(member_name, member, file.read(member.packed))
+        else:
+            check_crc(member_name, member, crc_of(memory, member.start, member.size))
+            content = file.read(min(member.size, _HEADER_LIMIT + 16))
         try:
-            shape, column_major, dtype, start = _header(content[: member.size])
-            _check_size(shape, dtype, member.size - start)
+            shape, column_major, dtype, start = _header(content)
+            if math.prod(shape) * dtype.itemsize != member.size - start:
+                raise MalformedError(
+                    f"{member.size - start} bytes are there for shape {list(shape)} of type {dtype}"
+                )
         except MalformedError as error:
             raise MalformedError(f"its array '{name[:100]}' cannot be: {error}") from error
+        torch_type = torch.bfloat16 if dtype.kind == "V" else DTYPES.get(dtype.name)
+        mappable = not column_major and (dtype.isnative or dtype.kind == "V")
+        if mappable and torch_type is not None and not member.compressed:
+            tensors[name] = mapped_tensor(memory, member.start + start, torch_type, shape)
+            continue
+        if not member.compressed:
+            file.seek(member.start)
+            content = file.read(member.size)
         if dtype.kind in "US":
-            data = content[start:] if member.compressed else _rest(file, member, start)
-            extra[name] = _texts(data, dtype, shape)
-        elif member.compressed or not _is_mappable(dtype, column_major):
-            data = content[start:] if member.compressed else _rest(file, member, start)
-            tensors[name] = _copied(data, dtype, shape, column_major)
+            extra[name] = _texts(content[start:], dtype, shape)
+        elif torch_type is None:
+            raise MalformedError(f"an array has the type {dtype}, which torch lacks")
         else:
-            torch_type = _torch_type(dtype)
-            part = part_of(memory, member.start + start, member.size - start, torch_type.itemsize)
-            tensors[name] = whole_tensor(part, torch_type, shape)
-    return tensors, extra
+            plain = np.dtype("<u2") if dtype.kind == "V" else dtype
+            tensors[name] = tensor_from(content[start:], plain, shape, column_major)
+            tensors[name] = tensors[name].view(torch_type)
+    return Content(tensors=tensors, extra=extra)
+
+
+def tensor_from(
+    data: bytes, dtype: "np.dtype[Any]", shape: tuple[int, ...], column_major: bool
+) -> Tensor:
+    """An array of plain numbers in any order, as a tensor with memory of its own."""
+    check_shape(shape)
+    if len(data) != dtype.itemsize * math.prod(shape):
+        raise MalformedError(f"an array of shape {list(shape)} has {len(data)} bytes")
+    array = np.frombuffer(data, dtype).reshape(shape, order="F" if column_major else "C")
+    return torch.from_numpy(np.array(array, dtype.newbyteorder("="), order="C"))
 
 
 def _header(content: bytes) -> tuple[tuple[int, ...], bool, "np.dtype[Any]", int]:
@@ -79,39 +97,6 @@ def _header(content: bytes) -> tuple[tuple[int, ...], bool, "np.dtype[Any]", int
     if dtype.kind not in "US" and dtype.str.lstrip("<>|") != _BFLOAT16 and not is_number(dtype.str):
         raise MalformedError(f"its type {dtype} is none of numbers")
     return shape, column_major, dtype, stream.tell()
-
-
-def _check_size(shape: tuple[int, ...], dtype: "np.dtype[Any]", size: int) -> None:
-    if math.prod(shape) * dtype.itemsize != size:
-        raise MalformedError(f"{size} bytes are there for shape {list(shape)} of type {dtype}")
-
-
-def _is_mappable(dtype: "np.dtype[Any]", column_major: bool) -> bool:
-    return not column_major and (dtype.isnative or dtype.kind == "V") and _has_torch_type(dtype)
-
-
-def _has_torch_type(dtype: "np.dtype[Any]") -> bool:
-    return dtype.kind == "V" or dtype.name in DTYPES
-
-
-def _torch_type(dtype: "np.dtype[Any]") -> torch.dtype:
-    return torch.bfloat16 if dtype.kind == "V" else DTYPES[dtype.name]
-
-
-def _rest(file: BufferedReader, member: Member, start: int) -> bytes:
-    file.seek(member.start + start)
-    return file.read(member.size - start)
-
-
-def _copied(
-    data: bytes, dtype: "np.dtype[Any]", shape: tuple[int, ...], column_major: bool
-) -> Tensor:
-    """An array that cannot be looked at in the file: compressed, or in another order."""
-    if not _has_torch_type(dtype):
-        raise MalformedError(f"an array has the type {dtype}, which torch lacks")
-    plain = np.dtype("<u2") if dtype.kind == "V" else dtype
-    tensor = torch.from_numpy(array_from(data, plain, shape, column_major))
-    return tensor.view(torch.bfloat16) if dtype.kind == "V" else tensor
 
 
 def _texts(data: bytes, dtype: "np.dtype[Any]", shape: tuple[int, ...]) -> Any:

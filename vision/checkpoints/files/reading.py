@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -17,17 +17,16 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from vision.checkpoints.errors import CheckpointError
+from vision.checkpoints.errors import CheckpointError, MalformedError
 from vision.checkpoints.files.archive import read_members
-from vision.checkpoints.files.described import MalformedError
+from vision.checkpoints.files.mapped import STORED_DTYPES, Content, map_file, mapped_tensor
 from vision.checkpoints.files.npz import read_npz
-from vision.checkpoints.files.plain import Flat
 from vision.checkpoints.files.refusals import archive_refusal, folder_refusal, refusal
 from vision.checkpoints.files.remote import HUB_FILES
-from vision.checkpoints.files.safetensors_file import read_safetensors
+from vision.checkpoints.files.safetensors_file import read_entries
 from vision.checkpoints.files.torch_file import read_torch_legacy, read_torch_zip
 from vision.checkpoints.native.checkpoint import read_checkpoint
-from vision.checkpoints.native.checkpoint_folder import latest
+from vision.checkpoints.native.checkpoint_folder import BEST, latest
 from vision.checkpoints.native.header import MARK, open_checkpoint, unreadable
 
 Container = Literal["vision", "safetensors", "torch", "torch_legacy", "npz", "sharded"]
@@ -40,29 +39,14 @@ WEIGHTS = ("model.", "ema.")
 _START = 512
 
 
-@dataclass(frozen=True)
-class Raw:
+@dataclass(frozen=True, kw_only=True)
+class Raw(Content):
     """The content of a file, under its own names."""
 
     path: Path
     """The file; of several shards the index."""
     container: Container
-    tensors: dict[str, Tensor]
-    """By flat name: nested mappings are joined with ".", an npz file's names keep their "/". They
-    look into the file where its format allows, so it must not be changed meanwhile.
-    """
-    extra: dict[str, Any] = field(default_factory=dict)
-    """Everything that is not a tensor, as plain data. The JSON beside the weights of a hub's folder
-    is under "config", "preprocessor" and "open_clip".
-    """
-    inert: tuple[str, ...] = ()
-    """Classes of which the file holds an object: kept as plain data, never built."""
-    warnings: tuple[str, ...] = ()
-    parts: tuple[str, ...] = ()
-    """The outermost names that hold mappings: "model" in {"model": {"head.bias": …}}, but not in
-    {"model.head.bias": …}.
-    """
-    integrity: Integrity = field(kw_only=True)
+    integrity: Integrity
 
 
 def read_raw(place: Path) -> Raw:
@@ -77,8 +61,9 @@ def find_file(folder: Path) -> Path:
     weights, of any other folder its only file.
     """
     inner = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
-    best = inner / "best.safetensors"
-    for path in (best, *latest(inner), *(folder / name for name in HUB_FILES)):
+    if (inner / BEST).is_file():
+        return inner / BEST
+    for path in (*latest(inner), *(folder / name for name in HUB_FILES)):
         if path.is_file():
             return path
     found = sorted(path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES)
@@ -88,14 +73,6 @@ def find_file(folder: Path) -> Path:
         names = ", ".join(path.name for path in found[:8]) + (" …" if len(found) > 8 else "")
         raise CheckpointError(f"{folder} has {len(found)} files of weights; name one: {names}.")
     raise CheckpointError(f"{folder} {folder_refusal(folder)}")
-
-
-def is_own(path: Path) -> bool:
-    """Whether a file is a checkpoint of this project, by its first bytes."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(8 + len(MARK))[8:] == MARK
 
 
 def nonfinite(tensors: Mapping[str, Tensor]) -> list[str]:
@@ -125,8 +102,6 @@ def _read_file(path: Path) -> Raw:
         raise CheckpointError(f"{path} is not read: {error}.") from error
     except CheckpointError:
         raise
-    except FileNotFoundError as error:
-        raise CheckpointError(f"There is no checkpoint {path}.", error.errno) from error
     except OSError as error:
         raise unreadable(path, error) from error
     except MemoryError as error:
@@ -136,25 +111,28 @@ def _read_file(path: Path) -> Raw:
 def _read_open(path: Path, file: BufferedReader, size: int, start: bytes) -> Raw:
     """What the first bytes say that the file is."""
     if start[8 : 8 + len(MARK)] == MARK:
-        checkpoint = read_checkpoint(path, prefix=WEIGHTS)
-        parts = dict.fromkeys(name.partition(".")[0] for name in checkpoint.tensors if "." in name)
-        return Raw(
-            path,
-            "vision",
-            checkpoint.tensors,
-            checkpoint.record,
-            parts=tuple(parts),
-            integrity="checksums match",
-        )
+        tensors, record = read_checkpoint(path, prefix=WEIGHTS)
+        checked: Integrity = "checksums match"
+        return Raw(path=path, container="vision", tensors=tensors, extra=record, integrity=checked)
     if start.startswith(b"PK\x03\x04"):
         return _read_archive(path, file, size)
     unchecked: Integrity = "no checksums in this format"
     if start[:1] == b"\x80" and start[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
-        return _raw(path, "torch_legacy", read_torch_legacy(path, file, size), unchecked)
+        content = read_torch_legacy(path, file, size)
+        return Raw(path=path, container="torch_legacy", integrity=unchecked, **vars(content))
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < 2**48:
-        tensors, metadata = read_safetensors(path, file, size)
-        extra = {"metadata": metadata} if metadata else {}
-        return Raw(path, "safetensors", tensors, extra, integrity=unchecked)
+        entries, metadata, first = read_entries(file, size)
+        memory = map_file(path, size)
+        return Raw(
+            path=path,
+            container="safetensors",
+            tensors={
+                name: mapped_tensor(memory, first + e.start, STORED_DTYPES[e.dtype], e.shape)
+                for name, e in entries.items()
+            },
+            extra={"metadata": metadata} if metadata else {},
+            integrity=unchecked,
+        )
     raise CheckpointError(f"{path} {refusal(path, start)}")
 
 
@@ -166,38 +144,16 @@ def _read_archive(path: Path, file: BufferedReader, size: int) -> Raw:
     programs = {"constants.pkl", "code", "archive_format"}
     if not arrays and ("data.pkl" not in roots or roots & programs):
         raise CheckpointError(f"{path} {archive_refusal(set(members))}")
-    checked = all(member.crc is not None for member in members.values())
-    integrity: Integrity = "checksums match" if checked else "no checksums were written"
-    if arrays:
-        tensors, extra = read_npz(path, file, size, members)
-        raw = Raw(path, "npz", tensors, extra, integrity=integrity)
-    else:
-        raw = _raw(path, "torch", read_torch_zip(path, file, size, members), integrity)
-    if checked:
+    container: Container = "npz" if arrays else "torch"
+    content = (read_npz if arrays else read_torch_zip)(path, file, size, members)
+    raw = Raw(path=path, container=container, integrity="checksums match", **vars(content))
+    if all(member.crc is not None for member in members.values()):
         return raw
     note = (
         f"{path} was written without checksums, so damage to it cannot be detected; compare its "
         f"hash with that of the original."
     )
-    return replace(raw, warnings=(*raw.warnings, note))
-
-
-def _raw(path: Path, container: Container, flat: Flat, integrity: Integrity) -> Raw:
-    warnings: tuple[str, ...] = ()
-    if flat.model is not None:
-        warnings = (
-            f"{path} holds a whole model ({flat.model}); its tensors are read, no code is run.",
-        )
-    return Raw(
-        path,
-        container,
-        flat.tensors,
-        flat.extra,
-        flat.inert,
-        warnings,
-        flat.parts,
-        integrity=integrity,
-    )
+    return replace(raw, warnings=(*raw.warnings, note), integrity="no checksums were written")
 
 
 def _read_index(path: Path) -> Raw:
@@ -211,7 +167,7 @@ def _read_index(path: Path) -> Raw:
         raise CheckpointError(f"{path} names a shard outside its own folder; refused.")
     if missing := [name for name in names if not (path.parent / name).is_file()]:
         raise CheckpointError(f"{path} needs {', '.join(missing)} in the same folder; download it.")
-    joined = Raw(path, "sharded", {}, integrity="checksums match")
+    joined = Raw(path=path, container="sharded", tensors={}, integrity="checksums match")
     for name in names:
         raw = _read_file(path.parent / name)
         if twice := raw.tensors.keys() & joined.tensors.keys():

@@ -1,19 +1,14 @@
-"""The calls that torch, numpy and Python write into a pickle, turned into descriptions."""
+"""What a pickle holds as plain data: nothing here is callable, imported or built.
+
+The calls that torch, numpy and Python write into a pickle become descriptions.
+"""
 
 import re
+from dataclasses import dataclass, field
 from typing import Any
 
-from vision.checkpoints.files.described import (
-    Inert,
-    MalformedError,
-    Name,
-    StoredArray,
-    StoredBytes,
-    StoredTensor,
-    StoredType,
-    Unreadable,
-    shown,
-)
+from vision.checkpoints.errors import MalformedError
+from vision.checkpoints.files.safetensors_file import shown
 
 STORAGES = {
     "FloatStorage": "float32",
@@ -30,6 +25,20 @@ STORAGES = {
     "ComplexDoubleStorage": "complex128",
     "UntypedStorage": "uint8",
 }
+_WRAPPERS = {
+    *("_rebuild_parameter", "_rebuild_parameter_with_state", "_rebuild_xla_tensor"),
+    *("_rebuild_device_tensor_from_cpu_tensor", "_rebuild_device_tensor_from_numpy"),
+}
+"""Functions of torch whose first argument is the tensor."""
+_UNREADABLE = {
+    "_rebuild_sparse_tensor": "is sparse; store it with .to_dense()",
+    "_rebuild_sparse_csr_tensor": "is sparse; store it with .to_dense()",
+    "_rebuild_qtensor": "is quantised; store the model as it was before the quantisation",
+    "_rebuild_meta_tensor_no_storage": "has no data (it was stored from the device meta)",
+    "_rebuild_nested_tensor": "is a nested tensor; store it padded",
+    "_rebuild_wrapper_subclass": "is of a class of its own; store the plain tensor inside",
+}
+"""Functions of torch for tensors of a kind that no model of this project has."""
 _NUMBERS = re.compile(r"[<>=|]?([?bB]|b1|[iu][1248]|f[248]|c8|c16)")
 _ATTACKS = {
     *("os", "posix", "nt", "subprocess", "sys", "shutil", "socket", "pty", "runpy", "importlib"),
@@ -37,6 +46,76 @@ _ATTACKS = {
     *("pip", "pdb", "bdb", "timeit", "marshal", "commands", "signal", "tempfile", "requests"),
 }
 _ATTACKING_BUILTINS = {"eval", "exec", "compile", "open", "__import__", "execfile", "input"}
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A class or function that a pickle names. It is never looked up."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+@dataclass(slots=True, eq=False)
+class Inert:
+    """An object of a class that is not rebuilt: what the pickle would have given to the class."""
+
+    kind: str
+    arguments: tuple[Any, ...] = ()
+    state: Any = None
+    mapping: dict[Any, Any] = field(default_factory=dict)
+    sequence: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredBytes:
+    """A storage of torch: numbers in a row, somewhere else in the file."""
+
+    key: str
+    dtype: str
+    count: int
+    view: tuple[int, int] | None = None
+    """In files before torch 1.6: first item and number of items, of a part of the storage."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredTensor:
+    """A tensor of torch: how to look at a storage."""
+
+    storage: StoredBytes
+    dtype: str
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    conjugate: bool = False
+    negative: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class StoredType:
+    """A dtype of numpy."""
+
+    code: str
+
+
+@dataclass(slots=True, eq=False)
+class StoredArray:
+    """An array of numpy, with its bytes in the pickle. Empty until its state was read."""
+
+    dtype: str = "|u1"
+    shape: tuple[int, ...] = (0,)
+    column_major: bool = False
+    data: bytes | list[Any] = b""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unreadable:
+    """A tensor of a kind that no model of this project has."""
+
+    reason: str
 
 
 def call(function: Any, arguments: tuple[Any, ...], inert: dict[str, None]) -> Any:
@@ -125,22 +204,10 @@ def _torch(name: str, arguments: tuple[Any, ...]) -> Any:
             if not isinstance(dtype, Name) or dtype.module != "torch":
                 raise MalformedError("it has a tensor without a type")
             return _tensor(data, dtype.name, place, arguments[7:8])
-        case "_rebuild_parameter" | "_rebuild_parameter_with_state", (data, *_):
+        case _, (data, *_) if name in _WRAPPERS:
             return data
-        case "_rebuild_device_tensor_from_cpu_tensor", (data, *_):
-            return data
-        case "_rebuild_device_tensor_from_numpy" | "_rebuild_xla_tensor", (data, *_):
-            return data
-        case "_rebuild_sparse_tensor" | "_rebuild_sparse_csr_tensor", _:
-            return Unreadable("is sparse; store it with .to_dense()")
-        case "_rebuild_qtensor", _:
-            return Unreadable("is quantised; store the model as it was before the quantisation")
-        case "_rebuild_meta_tensor_no_storage", _:
-            return Unreadable("has no data (it was stored from the device meta)")
-        case "_rebuild_nested_tensor", _:
-            return Unreadable("is a nested tensor; store it padded")
-        case "_rebuild_wrapper_subclass", _:
-            return Unreadable("is of a class of its own; store the plain tensor inside")
+        case _ if name in _UNREADABLE:
+            return Unreadable(_UNREADABLE[name])
         case _:
             raise MalformedError(f"it has a tensor that this version cannot describe ({name})")
 
@@ -213,12 +280,9 @@ def _numpy(function: Name, arguments: tuple[Any, ...], inert: dict[str, None]) -
 
 def _fill(array: StoredArray, state: Any) -> None:
     match state:
-        case (_, tuple(shape), StoredType(code), bool() | int() as turned, list(objects)):
+        case (_, tuple(shape), StoredType(code), int(turned), bytes() | str() | list() as data):
             array.dtype, array.shape, array.column_major = code, shape, bool(turned)
-            array.data = objects
-        case (_, tuple(shape), StoredType(code), bool() | int() as turned, bytes() | str() as data):
-            array.dtype, array.shape, array.column_major = code, shape, bool(turned)
-            array.data = _bytes(data)
+            array.data = data if isinstance(data, list) else _bytes(data)
         case _:
             raise MalformedError("its pickle has an array that is invalid")
     if not all(type(n) is int and 0 <= n < 2**63 for n in array.shape) or len(array.shape) > 32:

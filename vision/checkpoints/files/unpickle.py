@@ -13,8 +13,8 @@ import pickletools
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from vision.checkpoints.files.described import Inert, MalformedError, Name, StoredArray, StoredType
-from vision.checkpoints.files.rebuild import build, call
+from vision.checkpoints.errors import MalformedError
+from vision.checkpoints.files.rebuild import Inert, Name, StoredArray, StoredType, build, call
 
 LIMIT = 2_000_000
 """Instructions in one pickle. A training checkpoint of a large model has about 100 000."""
@@ -38,7 +38,7 @@ def unpickle(
     inert: dict[str, None],
     limit: int = LIMIT,
 ) -> Any:
-    """The content of the next pickle of a stream, as plain data and the records of `described.py`.
+    """The content of the next pickle of a stream, as plain data and the records of `rebuild.py`.
 
     `persistent` says what an identifier of something outside the pickle stands for. The names of
     the classes of all inert records are added to `inert`. Raises MalformedError.

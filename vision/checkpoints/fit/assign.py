@@ -19,7 +19,7 @@ from vision.checkpoints.fit.stored_windows import stored_offsets
 from vision.checkpoints.fit.tensors import Fitting, NewHead, fit_head, fit_swin, fit_vit
 from vision.checkpoints.fit.timm_weights import fit_timm
 from vision.checkpoints.layouts.recognise import resizing
-from vision.checkpoints.weights import StoredWeights
+from vision.checkpoints.metadata import StoredWeights
 from vision.models.configs import SwinV2Config
 from vision.models.layers import Classifier, Grid
 from vision.models.positions.relative import WindowMethod
@@ -51,18 +51,19 @@ def put(
     error, which leaves the model unchanged.
     """
     fitting = Fitting(dict(stored.converted.tensors), warnings=list(stored.warnings))
-    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    own = model.state_dict(keep_vars=True)
+    shapes = {name: tensor.shape for name, tensor in own.items()}
     fits = shapes == {name: tensor.shape for name, tensor in fitting.tensors.items()}
     try:
         if not fits or new_head == "always":
             _fit(model, stored, fitting, trained_size, positions, windows)
             fit_head(model, fitting, new_head)
-        _check(model, stored, fitting)
+        _check(own, stored, fitting)
     except CheckpointError as error:
         raise CheckpointError(f"{stored.path} ({stored.layout or 'timm'}): {error}") from error
     _compare_settings(model, stored, fitting)
     _compare_padding(model, stored, fitting)
-    _assign(model, fitting.tensors, copy=stored.in_memory)
+    _assign(model, own, fitting.tensors, copy=stored.in_memory)
     return fitting
 
 
@@ -99,9 +100,9 @@ def project_of(stored: StoredWeights) -> str | None:
     return "timm" if stored.metadata.architecture else stored.layout
 
 
-def _check(model: nn.Module, stored: StoredWeights, fitting: Fitting) -> None:
+def _check(wanted: Mapping[str, Tensor], stored: StoredWeights, fitting: Fitting) -> None:
     """Every parameter has its tensor, every tensor its parameter, of the same shape and finite."""
-    wanted, found = model.state_dict(), fitting.tensors
+    found = fitting.tensors
     missing = [name for name in wanted if name not in found and name not in fitting.new]
     unexpected = [*stored.converted.unknown, *(name for name in found if name not in wanted)]
     shapes = [
@@ -183,13 +184,15 @@ def _compare_settings(model: nn.Module, stored: StoredWeights, fitting: Fitting)
             )
 
 
-def _assign(model: nn.Module, tensors: Mapping[str, Tensor], copy: bool) -> None:
+def _assign(
+    model: nn.Module, values: Mapping[str, Tensor], tensors: Mapping[str, Tensor], copy: bool
+) -> None:
     """Give every parameter its values, in its own type and on its own device.
 
     Without `copy` a parameter takes over the tensor's memory where that has the right form, and
     stays the same object, so that an optimiser that refers to it stays valid.
     """
-    values = model.state_dict(keep_vars=True)
+    modules = dict(model.named_modules(remove_duplicate=False))
     empty = [name for name, own in values.items() if own.is_meta]
     if missing := [name for name in empty if name not in tensors]:
         raise ValueError(f"a model on the meta device has no values for {_some(sorted(missing))}.")
@@ -199,7 +202,7 @@ def _assign(model: nn.Module, tensors: Mapping[str, Tensor], copy: bool) -> None
                 continue
             tensor = tensors[name]
             if own.is_meta:
-                _replace(model, name, own, tensor.to(own.dtype, copy=copy))
+                _replace(modules, name, own, tensor.to(own.dtype, copy=copy))
                 continue
             alike = (own.device, own.dtype, own.stride()) == (
                 tensor.device,
@@ -212,12 +215,12 @@ def _assign(model: nn.Module, tensors: Mapping[str, Tensor], copy: bool) -> None
                 own.copy_(tensor)
 
 
-def _replace(model: nn.Module, name: str, own: Tensor, tensor: Tensor) -> None:
+def _replace(modules: Mapping[str, nn.Module], name: str, own: Tensor, tensor: Tensor) -> None:
     """A tensor for one that has no memory: `load_state_dict(assign=True)` for one name, quicker."""
     place, _, leaf = name.rpartition(".")
     parameter = isinstance(own, nn.Parameter)
     new = nn.Parameter(tensor, requires_grad=own.requires_grad) if parameter else tensor
-    setattr(model.get_submodule(place), leaf, new)
+    setattr(modules[place], leaf, new)
 
 
 def _near(name: str, missing: list[str]) -> str:

@@ -21,7 +21,7 @@ from vision.checkpoints.layouts.rules import (
     patch_weight,
     square,
 )
-from vision.checkpoints.weights import StoredWeights
+from vision.checkpoints.metadata import StoredWeights
 from vision.config import Config, ConfigError, Size, pair, parse
 from vision.models.configs import Window, per_stage
 from vision.models.layers import Grid, ceil_div

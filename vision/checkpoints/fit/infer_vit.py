@@ -17,7 +17,7 @@ from vision.checkpoints.layouts.rules import (
     patch_weight,
     square,
 )
-from vision.checkpoints.weights import StoredWeights
+from vision.checkpoints.metadata import StoredWeights
 from vision.config import ConfigError
 from vision.models.layers import Grid, ceil_div
 

@@ -22,15 +22,15 @@ from vision.checkpoints.files.mapped import DTYPE_NAMES, STORED_DTYPES
 from vision.checkpoints.native.checkpoint_folder import latest
 from vision.checkpoints.native.header import (
     Header,
+    Record,
     cut_short,
     damaged,
     encode_header,
     open_checkpoint,
     place,
     read_header,
-    unreadable,
+    stamp,
 )
-from vision.checkpoints.native.record import Record, stamp
 from vision.files import replacing, write_all
 
 
@@ -92,13 +92,8 @@ def read_checkpoint(
         names = [n for n in [*header.entries, *header.aliases] if n.startswith(prefix)]
         homes = {name: header.aliases.get(name, name) for name in names}
         stored: dict[str, Tensor] = {}
-        try:
-            for home in sorted(set(homes.values()), key=lambda h: header.entries[h].start):
-                stored[home] = _read_tensor(file, path, header, home).to(device)
-        except CheckpointError:
-            raise
-        except OSError as error:
-            raise unreadable(path, error) from error
+        for home in sorted(set(homes.values()), key=lambda h: header.entries[h].start):
+            stored[home] = _read_tensor(file, path, header, home).to(device)
     return Checkpoint({name: stored[home] for name, home in homes.items()}, header.record)
 
 

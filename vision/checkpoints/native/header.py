@@ -1,12 +1,8 @@
 """The header of this project's checkpoint files: what a file holds, without reading a tensor.
 
-A checkpoint is one safetensors file, readable by any program that knows that format:
+A checkpoint is one safetensors file (`safetensors_file.py`), readable by any program that knows
+that format. The map of strings in its header holds
 
-    8 bytes     length of the header, little-endian
-    header      JSON: a map of strings named __metadata__, and dtype, shape and place of each tensor
-    data        the tensors' bytes, one after the other
-
-The map of strings holds
     vision_checkpoint   CRC-32 of the length and the header, taken with zeros in its own place
     format              "pt": other programs read there that the tensors are torch's
     record              JSON of everything that is not a tensor, with the number of its format
@@ -16,35 +12,35 @@ The map of strings holds
     crc32               CRC-32 of each tensor's bytes, eight hex digits each, in the header's order
 
 The first of them comes first in the file, in every format to come, so a damaged header can be
-distinguished from a header of the future. This module does not import torch, so that listing runs
-is quick.
+distinguished from a header of the future. In the record floats keep every bit; not-a-number and
+infinity are kept too, in the notation of Python's json module: a metric that is not a number must
+not keep a run from being saved. This module does not import torch, so that listing runs is quick.
 """
 
 import json
 import math
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vision.checkpoints.errors import OLDER, CheckpointError
-from vision.checkpoints.files.described import SAFETENSORS, check_shape
-from vision.checkpoints.native.record import Record, check_record, upgrade
+from vision import __version__
+from vision.checkpoints.errors import OLDER, CheckpointError, NewerFormatError
+from vision.checkpoints.files.safetensors_file import SAFETENSORS, Entry, end_of, parse_header
 
+Record = dict[str, Any]
+
+FORMAT = 3
+"""Number of the format of records that is written. Raise it with every change of a record that this
+version or the one before could not read, and add an upgrade from the number before.
+"""
 MARK = b'{"__metadata__":{"vision_checkpoint":"'
 HEADER_LIMIT = 100_000_000
 """Bytes; the same limit as in the safetensors library."""
-
-
-class Entry(NamedTuple):
-    """One stored tensor: its type, its shape and its place behind the header."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
 
 
 class Header(NamedTuple):
@@ -66,14 +62,23 @@ def read_record(path: Path) -> Record:
         return read_header(file, path).record
 
 
-def open_checkpoint(path: Path) -> BufferedReader:
-    """The file, or an error that says why not."""
+@contextmanager
+def open_checkpoint(path: Path) -> Iterator[BufferedReader]:
+    """The file; what the system says about it becomes an error that names it."""
     try:
-        return path.open("rb")
-    except FileNotFoundError as error:
-        raise CheckpointError(f"There is no checkpoint {path}.", error.errno) from error
+        with path.open("rb") as file:
+            yield file
+    except CheckpointError:
+        raise
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: OSError) -> CheckpointError:
+    """What the system says about a file, with the file's name."""
+    if isinstance(error, FileNotFoundError):
+        return CheckpointError(f"There is no checkpoint {path}.", error.errno)
+    return CheckpointError(f"{path} cannot be read: {error.strerror or error}.", error.errno)
 
 
 def place(sizes: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Entry]:
@@ -122,28 +127,28 @@ def encode_header(
     return length + MARK + checksum + text[len(MARK) + 8 :]
 
 
+def stamp(record: Mapping[str, Any]) -> Record:
+    """The record with the number of its format and the version that writes it."""
+    if record.get("format", FORMAT) != FORMAT:
+        raise ValueError(
+            f"The record is of format {record['format']}; only format {FORMAT} is written. "
+            f"Upgrade it first."
+        )
+    return {**record, "format": FORMAT, "version": __version__}
+
+
 def read_header(file: BufferedReader, path: Path) -> Header:
     """Read and check the header of an opened file, and that the file is as long as it says."""
-    try:
-        size = os.fstat(file.fileno()).st_size
-        text, data_start = _read_text(file, path, size)
-    except CheckpointError:
-        raise
-    except OSError as error:
-        raise unreadable(path, error) from error
+    size = os.fstat(file.fileno()).st_size
+    text, data_start = _read_text(file, path, size)
     try:
         header = _parse(text, data_start)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} has an invalid header ({error!s:.200}). {OLDER}") from error
-    end = data_start + max((e.stop for e in header.entries.values()), default=0)
+    end = data_start + end_of(header.entries)
     if size != end:
         raise cut_short(path, f"{size} bytes instead of {end}")
-    return header._replace(record=upgrade(header.record, str(path)))
-
-
-def unreadable(path: Path, error: OSError) -> CheckpointError:
-    """What the system says about a file, with the file's name."""
-    return CheckpointError(f"{path} cannot be read: {error.strerror or error}.", error.errno)
+    return header._replace(record=_upgrade(header.record, path))
 
 
 def cut_short(path: Path, found: str) -> CheckpointError:
@@ -185,17 +190,8 @@ def _read_text(file: BufferedReader, path: Path, size: int) -> tuple[bytes, int]
 
 def _parse(text: bytes, data_start: int) -> Header:
     """The header's content. Raises one of many errors if it was not written by `encode_header`."""
-    tensors = json.loads(text)
-    metadata = tensors.pop("__metadata__")
+    entries, metadata = parse_header(text)
     record, aliases, orders = (json.loads(metadata[k]) for k in ("record", "aliases", "orders"))
-    entries = {
-        name: Entry(t["dtype"], tuple(t["shape"]), *t["data_offsets"])
-        for name, t in tensors.items()
-    }
-    for entry in entries.values():
-        check_shape(entry.shape)
-    if entries != place({name: (e.dtype, e.shape) for name, e in entries.items()}):
-        raise ValueError("tensors overlap or leave gaps")
     if not set(aliases.values()) <= set(entries):
         raise ValueError("an alias of no tensor")
     if any(sorted(order) != list(range(len(entries[n].shape))) for n, order in orders.items()):
@@ -206,3 +202,99 @@ def _parse(text: bytes, data_start: int) -> Header:
     checksums = [int(digits[i : i + 8], 16) for i in range(0, len(digits), 8)]
     by_name = dict(zip(entries, checksums, strict=True))
     return Header(record, entries, aliases, orders, by_name, data_start)
+
+
+def check_record(value: Any, place: str = "record") -> None:
+    """Raise a TypeError if a value would not come back from JSON as it was."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return
+        case dict():
+            for key, inner in value.items():
+                if not isinstance(key, str):
+                    raise TypeError(f"{place}: the key {key!r} is not a string.")
+                check_record(inner, f"{place}.{key}")
+        case list():
+            for index, inner in enumerate(value):
+                check_record(inner, f"{place}[{index}]")
+        case _:
+            raise TypeError(
+                f"{place}: a {type(value).__name__} cannot be stored in a checkpoint's record; "
+                f"give a dict, list, str, int, float, bool or None."
+            )
+
+
+def _upgrade(record: Record, path: Path) -> Record:
+    """The record in today's format."""
+    number = record.get("format")
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise CheckpointError(f"{path} has no valid format number, but {number!r:.100}.")
+    if number > FORMAT:
+        version = f"{record.get('version')!s:.40}"
+        raise NewerFormatError(
+            f"{path} is of format {number!s:.40}, written by version {version} of this project; "
+            f"the installed version {__version__} reads formats up to {FORMAT}. Install version "
+            f"{version} or a later one."
+        )
+    for older in range(number, FORMAT):
+        try:
+            record = {**UPGRADES[older](record), "format": older + 1}
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{path} is of format {older}, but its record lacks what every record of that "
+                f"format has ({error!r:.200}). {OLDER}"
+            ) from error
+    return record
+
+
+def _add_vit_variants(model: Record) -> Record:
+    """1 → 2: a ViT may have a distillation token and another MLP, which none had before."""
+    return model | {"distillation_token": False, "mlp": "gelu"} if _is_vit(model) else model
+
+
+def _add_model_choices(model: Record) -> Record:
+    """2 → 3: settings that were fixed before. Padding of a Swin was always masked."""
+    if not _is_vit(model):
+        return model | {"padding": "mask"} if model["kind"] in ("swin", "swin_v2") else model
+    gated = model["mlp"] == "swiglu"
+    activated = {"mlp": "gated", "activation": "silu"} if gated else {"mlp": "plain"}
+    return {**_VIT_CHOICES, **model, **activated}
+
+
+def _is_vit(model: Record) -> bool:
+    return bool(model["kind"] == "vit")
+
+
+_VIT_CHOICES = {
+    "activation": "gelu",
+    "stem": "patch",
+    "head_width": None,
+    "rotary": "axial",
+    "rotary_grid": None,
+    "rotary_jitter": [0.0, 1.0, 1.0],
+    "relative_bias": "none",
+    "embedding_norm": False,
+    "block_norm": "before",
+    "qkv_bias": "qkv",
+    "attention_norm": False,
+    "mlp_norm": False,
+    "pool_heads": None,
+    "pool_mlp_ratio": None,
+    "representation": None,
+    "projection": None,
+}
+"""Settings of a ViT that format 3 added, with the values that every ViT had before."""
+
+
+def _change_model(change: Callable[[Record], Record], record: Record) -> Record:
+    """The record with its model changed wherever it is written."""
+    config = record["config"]
+    record = {**record, "config": {**config, "model": change(config["model"])}}
+    return record | {"model": change(record["model"])} if "model" in record else record
+
+
+UPGRADES: dict[int, Callable[[Record], Record]] = {
+    1: partial(_change_model, _add_vit_variants),
+    2: partial(_change_model, _add_model_choices),
+}
+"""From format n to format n + 1, for every n below FORMAT."""

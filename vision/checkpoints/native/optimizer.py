@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vision.checkpoints.files.mapped import DTYPE_NAMES, STORED_DTYPES
-from vision.checkpoints.native.record import Record, check_record
+from vision.checkpoints.native.header import Record, check_record
 
 Names = Sequence[Sequence[str]]
 """The names of the parameters of each group, in the optimiser's order."""
@@ -26,16 +26,14 @@ def parameter_names(optimizer: Optimizer, model: nn.Module) -> list[list[str]]:
 
 
 def flatten_optimizer(
-    state_dict: Mapping[str, Any], names: Names | None = None
+    state_dict: Mapping[str, Any], names: Names
 ) -> tuple[dict[str, Tensor], Record]:
     """The tensors of an optimiser's state dict, named `state/<parameter>/<key>`, and a record of
     everything else that says where they belong.
 
-    `names` are those of the parameters of each group; None if the state dict has names in place of
-    numbers already, as those of `torch.distributed.checkpoint.state_dict` have.
+    `names` are those of the parameters of each group.
     """
-    if names is not None:
-        state_dict = _rename(state_dict, _numbering(state_dict["param_groups"], names))
+    state_dict = _rename(state_dict, _numbering(state_dict["param_groups"], names))
     tensors: dict[str, Tensor] = {}
     record = {key: _split(value, (key,), tensors) for key, value in state_dict.items()}
     check_record(record, "optimizer")
@@ -43,14 +41,10 @@ def flatten_optimizer(
 
 
 def unflatten_optimizer(
-    tensors: Mapping[str, Tensor], record: Mapping[str, Any], names: Names | None = None
+    tensors: Mapping[str, Tensor], record: Mapping[str, Any], names: Names
 ) -> dict[str, Any]:
-    """The state dict for an optimiser whose groups hold the parameters `names`, in that order; with
-    None for names, one that has names in place of numbers.
-    """
+    """The state dict for an optimiser whose groups hold the parameters `names`, in that order."""
     state_dict = {key: _join(value, tensors) for key, value in record.items()}
-    if names is None:
-        return state_dict
     groups = state_dict["param_groups"]
     _check_same_groups([group["params"] for group in groups], names)
     flat = [name for group in names for name in group]

@@ -1,27 +1,43 @@
-"""The record of a run's checkpoint, typed: everything that opening its model needs.
+"""The record of a run's checkpoint, typed and checked: everything that opening its model needs.
 
 This is the one place that knows the names of the record's fields. A checkpoint with correct
 checksums may still hold an invalid record, from another program or a hostile author: what
-is here has been checked. The module loads neither torch nor a model.
+is here has been checked. A record may also ask for a billion blocks or for images of a billion
+pixels. Building such a model takes hours and all memory, even without weights, so the record is
+compared with the shapes of its tensors first.
 """
 
 import json
-from collections.abc import Mapping
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, FailFast, Field, FiniteFloat, model_validator
 
 from vision.checkpoints.errors import OLDER, CheckpointError
-from vision.config import Config, ConfigError, Count, PositiveInt, parse
+from vision.config import Config, ConfigError, Count, PositiveInt, pair, parse
 from vision.data.configs import DataConfig, Interpolation
-from vision.models.configs import ModelConfig
+from vision.models.attention import width_of_head
+from vision.models.build import build_model
+from vision.models.configs import ModelConfig, SwinConfig, SwinV2Config, TimmConfig, ViTConfig
+from vision.models.windows import stage_windows
+
+Shapes = Mapping[str, Sequence[int]]
+Comparison = tuple[str, Any, Any]
+"""A field of the record, its value there, and the value that the tensors have."""
 
 _SECTION_LIMIT = 2**16
 """Characters of JSON. The settings of a model or a data set take about a thousand."""
 _SHOWN_LINES = 4
 _SHOWN_CHARACTERS = 300
-
+_LARGEST = 2**29
+"""Numbers of a table that a model derives from the size of its images. A Swin V2 with a window of
+48 at 1536 × 1536 pixels, larger than any published one, has two thirds of it.
+"""
+_BLOCK = re.compile(r"(?:layers\.(\d+)\.)?blocks\.(\d+)\.")
 
 _Side = Annotated[int, Field(ge=1, le=2**20)]
 """Pixels along an image."""
@@ -143,3 +159,164 @@ def _shortened(lines: list[str]) -> str:
     ]
     more = len(lines) - _SHOWN_LINES
     return " ".join([*shown, *([f"And {more} more."] if more > 0 else [])])
+
+
+def check_sizes(record: RunRecord, shapes: Shapes, path: Path) -> None:
+    """Refuse a record that contradicts the tensors beside it, before a model is built from it.
+
+    `shapes` are those of the model's tensors by their plain names, before LoRA's additions are
+    merged. Only what decides time and memory is compared; whether every tensor fits is seen when
+    they are loaded.
+    """
+    if isinstance(record.model, TimmConfig):
+        _check_timm(record, record.model, shapes, path)
+    for field, recorded, found in _compared(record, shapes):
+        if recorded != found:
+            said = f"{field} = {_shown(recorded)}, its tensors say {_shown(found)}"
+            raise CheckpointError(f"{path} contradicts itself: its record says {said}. {OLDER}")
+    _check_derived(record, _derived(record), path)
+    if isinstance(record.tune, LoraRecord):
+        _check_additions(record.tune, shapes, path)
+
+
+def _check_derived(record: RunRecord, numbers: int, path: Path) -> None:
+    if numbers > _LARGEST:
+        raise CheckpointError(
+            f"{path} has an invalid record: images of {_shown(record.preprocess.image_size)} "
+            f"pixels would need tables of {numbers} numbers; at most {_LARGEST} are possible. "
+            f"{OLDER}"
+        )
+
+
+def _check_timm(record: RunRecord, config: TimmConfig, shapes: Shapes, path: Path) -> None:
+    """Refuse a model of timm that is far larger than its tensors. Only timm knows its sizes, so it
+    builds the model, on the meta device, where weights and tables take no memory.
+    """
+    size, classes = record.preprocess.image_size, len(record.classes)
+    try:
+        model = build_model(config, size, channels=record.channels, classes=classes, device="meta")
+    # timm raises any of these for a size or a number of channels that a model cannot have.
+    except (ValueError, TypeError, ArithmeticError, RuntimeError, AssertionError) as error:
+        raise CheckpointError(
+            f"{path} has an invalid record: timm cannot build '{_shown(config.name)}' for images "
+            f"of {_shown(size)} pixels ({_shown(error)}). {OLDER}"
+        ) from error
+    wanted = sum(parameter.numel() for parameter in model.parameters())
+    found = sum(math.prod(shape) for shape in shapes.values())
+    if wanted > 2 * found:
+        raise CheckpointError(
+            f"{path} contradicts itself: {_shown(config.name)} of timm has {wanted} parameters, "
+            f"its tensors have {found} numbers. {OLDER}"
+        )
+    _check_derived(record, sum(buffer.numel() for buffer in model.buffers()), path)
+
+
+def _compared(record: RunRecord, shapes: Shapes) -> Iterator[Comparison]:
+    """Every number of the record that is seen in a shape."""
+    config = record.model
+    if isinstance(config, TimmConfig):
+        return
+    embedding = tuple(shapes.get("patch_embed.proj.weight", ()))
+    yield "the axes of patch_embed.proj.weight", 4, len(embedding)
+    yield "model.width", config.width, embedding[0]
+    yield "channels", record.channels, embedding[1]
+    yield "model.patch_size", pair(config.patch_size), embedding[2:]
+    yield "the number of classes", len(record.classes), _axis(shapes, "head.weight", 0)
+    blocks = _blocks(shapes)
+    if isinstance(config, ViTConfig):
+        yield "model.depth", config.depth, blocks.get("", 0)
+        yield "model.registers", config.registers, _axis(shapes, "reg_token", 1)
+        yield _hidden(config.width, config.mlp_ratio, shapes, "blocks.0")
+        heads = config.heads * width_of_head(config)
+        yield "model.heads · head_width", heads, _axis(shapes, "blocks.0.attn.proj.weight", 1)
+        if config.positions in ("learned", "learned_rotary"):
+            yield _rows(record, config, shapes)
+        if config.pool == "attention":
+            ratio = config.pool_mlp_ratio or config.mlp_ratio
+            yield _hidden(config.width, ratio, shapes, "pooling")
+        for field in ("representation", "projection"):
+            width = getattr(config, field) or 0
+            yield f"model.{field}", width, _axis(shapes, f"{field}.weight", 0)
+        return
+    depths = {str(stage): depth for stage, depth in enumerate(config.depths)}
+    yield "model.depths", depths, blocks
+    for stage in range(len(config.depths)):
+        yield _hidden(config.width * 2**stage, config.mlp_ratio, shapes, f"layers.{stage}.blocks.0")
+    if config.positions == "absolute":
+        yield "the cells of the grid", _cells(record), _axis(shapes, "absolute_pos_embed", 1)
+
+
+def _hidden(width: int, ratio: float, shapes: Shapes, block: str) -> Comparison:
+    """The hidden width of the MLP of a block or of the pooling."""
+    hidden = int(min(width * ratio, 2**62))  # the ratio may be infinite
+    return "model.mlp_ratio · width", hidden, _axis(shapes, f"{block}.mlp.fc2.weight", 1)
+
+
+def _rows(record: RunRecord, config: ViTConfig, shapes: Shapes) -> Comparison:
+    """The rows of a learned table: one per cell, and those of the tokens before them."""
+    tokens = int(config.class_token) + int(config.distillation_token)
+    rows = _cells(record) + (tokens if config.class_token_position else 0)
+    return "the rows of positions.table", rows, _axis(shapes, "positions.table", 1)
+
+
+def _blocks(shapes: Shapes) -> dict[str, int]:
+    """The number of blocks of each stage; of a ViT under an empty name."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for name in shapes:
+        if match := _BLOCK.match(name):
+            found[match[1] or ""].add(match[2])
+    return {stage: len(blocks) for stage, blocks in found.items()}
+
+
+def _derived(record: RunRecord) -> int:
+    """The approximate size of the largest table that follows from the size of the images: the
+    positions of every token, or a mask or bias for every pair of tokens of a window or image.
+    """
+    match record.model:
+        case ViTConfig() as config:
+            cells = _cells(record)
+            return cells * (config.width if config.relative_bias == "none" else cells)
+        case SwinConfig() | SwinV2Config() as config:
+            cells = _cells(record)
+            windows = stage_windows(config, record.preprocess.image_size)
+            return cells * max(math.prod(window) for window in windows)
+        case TimmConfig():
+            return 0  # see _check_timm
+
+
+def _cells(record: RunRecord) -> int:
+    """The number of patches of an image; an incomplete one counts."""
+    assert not isinstance(record.model, TimmConfig)
+    sides = zip(record.preprocess.image_size, pair(record.model.patch_size), strict=True)
+    return math.prod(-(-pixels // patch) for pixels, patch in sides)
+
+
+def _check_additions(tune: LoraRecord, shapes: Shapes, path: Path) -> None:
+    """Refuse additions that cannot be merged: A (p r c) and B (p o r) for a weight (of·o c)."""
+    names = [name.removesuffix(".lora_a") for name in shapes if name.endswith(".lora_a")]
+    if not names:
+        raise CheckpointError(f"{path} is of a run with tune=lora, but has no additions (lora_a).")
+    for name in names:
+        layer = name.rpartition(".")[2]
+        of = 3 if layer == "qkv" else 1
+        parts = sum(part in tune.targets for part in (("q", "k", "v") if of == 3 else (layer,)))
+        match [tuple(shapes.get(f"{name}.{leaf}", ())) for leaf in ("lora_a", "lora_b", "weight")]:
+            case [(p, r, c), (q, o, s), (rows, columns)] if (
+                p == q == parts > 0 and r == s > 0 and c == columns and rows == of * o
+            ):
+                continue
+        raise CheckpointError(
+            f"{path} has additions to '{name[:100]}' that do not fit its weight and "
+            f"tune.targets = {list(tune.targets)}. {OLDER}"
+        )
+
+
+def _axis(shapes: Shapes, name: str, axis: int) -> int:
+    """The length of a tensor's axis; 0 for a tensor that is not there."""
+    shape = shapes.get(name, ())
+    return shape[axis] if axis < len(shape) else 0
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:60]} …"
