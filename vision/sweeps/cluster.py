@@ -12,8 +12,8 @@ from types import FrameType
 
 from vision.sweeps.outcome import RunPreemptedError
 
-OFTEN = 1000
-"""How many times a job that ran out of time is requeued: a run resumes wherever it was cut off."""
+TIMEOUTS = 1000
+"""Number of times that a job is requeued at its time limit: a run resumes where it was cut off."""
 
 
 @contextmanager
