@@ -195,8 +195,9 @@ class Application:
             several = self.options.multirun or "hydra.mode=MULTIRUN" in own
             lenient, mistakes = yaml.lenient([w for w in words if w not in own], several)
             if unknown := yaml.unknown_hydra_words():
-                mistakes += unknown
-                yaml = replace(yaml, hydra_words=())
+                mistakes += unknown.values()
+                words_left = tuple(w for w in yaml.hydra_words if w not in unknown)
+                yaml = replace(yaml, hydra_words=words_left)
             try:
                 check_jobs(COMMANDS[self.name], yaml, expand(yaml.read(lenient)[0], several))
             except ConfigError as error:

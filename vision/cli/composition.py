@@ -98,6 +98,8 @@ class Composer:
             return hydra_compose(self.name, words, return_hydra_config=True)
         except MissingConfigException as error:
             group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+            if not group:
+                raise ConfigError(f"--config-name: there is no '{choice}.yaml'.") from error
             raise ConfigError(unknown_choice(group, choice, self.options(group))) from error
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(first_line(error)) from error
@@ -156,19 +158,22 @@ class Composer:
                 lenient.append(word if override.is_delete() else f"++{word.lstrip('+')}")
         return lenient, mistakes
 
-    def unknown_hydra_words(self) -> list[str]:
+    def unknown_hydra_words(self) -> dict[str, str]:
         """Messages on the words for Hydra's own settings that do not exist."""
-        overrides, mistakes = self.read(self.hydra_words)
-        settings = [o for o in overrides if o.key_or_group.startswith("hydra.")]
-        groups = [str(o.input_line) for o in overrides if o not in settings]
+        overrides = [o for o in self.read(self.hydra_words)[0] if not o.is_force_add()]
+        settings = [o for o in overrides if not o.is_add() and o.key_or_group[:6] == "hydra."]
+        groups = [w for w in self.hydra_words if w.startswith(("hydra/", "hydra.searchpath="))]
         known = Composer(self.name, tuple(groups)).compose([]) if settings else None
+        messages = {}
         for override in settings:
+            word = str(override.input_line)
             parent, _, key = override.key_or_group.rpartition(".")
             place = OmegaConf.select(known, parent) if known is not None else None
-            if isinstance(place, DictConfig) and key not in place and not override.is_force_add():
-                near = suggest(key, map(str, place))
-                mistakes.append(f"{override.input_line}: unknown setting. {near}")
-        return mistakes
+            if not isinstance(place, DictConfig):
+                messages[word] = f"{word}: unknown setting. To add it, write +{word}."
+            elif key not in place:
+                messages[word] = f"{word}: unknown setting. {suggest(key, map(str, place))}"
+        return messages
 
 
 def _chosen(override: Override) -> list[str]:
