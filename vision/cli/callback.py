@@ -3,6 +3,7 @@
 Hydra swallows the exceptions of a callback, so a mistake leaves it as `Ended`, a SystemExit.
 """
 
+import atexit
 import os
 import shutil
 import tempfile
@@ -50,12 +51,11 @@ class CheckSettings(Callback):
     """Checks the settings of a command, and finds the folder of a training run or sweep."""
 
     def __init__(self, command: str) -> None:
-        self._name = command
-        self._unused = ""
+        self._name = command  # alone is pickled for the process of a job
 
     @property
     def command(self) -> Command:
-        """The command; only its name is pickled for the process of a job."""
+        """The command whose settings are checked."""
         return COMMANDS[self._name]
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
@@ -111,28 +111,24 @@ class CheckSettings(Callback):
             if self.command.config is TrainConfig and known:
                 _check_runs(points, pinned)
 
-    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Remove what Hydra writes about a sweep of a command that is to leave nothing behind."""
-        if self._unused:
-            shutil.rmtree(self._unused)
-
     def _sweep_folder(self, composer: Composer, jobs: Jobs) -> str:
         """Folder of a sweep; its name follows from the settings with one value, so that further
         values of a swept setting join the same sweep.
         """
-        if self.command.config is not TrainConfig:
-            self._unused = tempfile.mkdtemp(prefix="vision-")
-            return self._unused
+        if self.command.config is not TrainConfig:  # which is to leave nothing behind
+            folder = tempfile.mkdtemp(prefix="vision-")
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            return folder
         if "name" in jobs.swept:
             raise ConfigError("name: the name is the sweep's; give it one value.")
         values, chosen = plain(composer.compose(list(jobs.fixed.values())), complete=False)
         name = values["name"]
         if name == "auto":
             name = run_name(values, "-".join(filter(None, ["sweep", _label(chosen, jobs.swept)])))
-        folder = Path(values["output"]) / name
-        if Run(folder).status():
-            raise ConfigError(f"name: {folder} is a single run; choose another name.")
-        return str(folder)
+        sweep = Path(values["output"]) / name
+        if Run(sweep).status():
+            raise ConfigError(f"name: {sweep} is a single run; choose another name.")
+        return str(sweep)
 
 
 def checked(command: Command, values: Mapping[str, Any], chosen: Choices) -> Any:
@@ -195,10 +191,7 @@ def _pin(config: DictConfig, settings: Mapping[str, Any]) -> None:
     with read_write(config.hydra), open_dict(config.hydra):
         for key, value in settings.items():
             OmegaConf.update(config, key, value)
-            listed = (
-                f"[{','.join(map(quoted, value))}]" if isinstance(value, list) else quoted(value)
-            )
-            config.hydra.overrides.hydra.append(f"{key}={listed}")
+            config.hydra.overrides.hydra.append(f"{key}={quoted(value)}")
 
 
 def _label(chosen: Choices, without: Sequence[str] = ()) -> str:
