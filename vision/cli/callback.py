@@ -25,7 +25,7 @@ from vision.cli.commands import COMMANDS, Choices, Command
 from vision.cli.composition import Composer, Jobs, expand, plain, quoted
 from vision.cli.synonyms import remedy
 from vision.config import ConfigError, parse
-from vision.sweeps.cluster import TIMEOUTS
+from vision.sweeps.cluster import cluster_settings
 from vision.sweeps.points import point_folder
 from vision.training.configs import TrainConfig
 from vision.training.run.run_folder import Run, find_run, run_name
@@ -105,8 +105,8 @@ class CheckSettings(Callback):
                     *jobs.fixed,
                 ]
             }
-            if "max_num_timeout" in config.hydra.launcher and "max_num_timeout" not in str(given):
-                pinned["hydra.launcher.max_num_timeout"] = TIMEOUTS
+            launcher = config.hydra.runtime.choices["hydra/launcher"]
+            pinned |= cluster_settings(launcher, given)
             if config.hydra.sweep.dir == "auto":
                 pinned["hydra.sweep.dir"] = self._sweep_folder(composer, jobs)
             _pin(config, pinned)
