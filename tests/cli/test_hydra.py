@@ -4,6 +4,7 @@ stood in for by a function that notes its settings and finishes at once, unless 
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -434,3 +435,16 @@ def test_folder_that_cannot_be_made_is_named(
     Path("file").write_text("")
     assert main(["train", "output=file/below"]) == 2
     assert "file/below" in capsys.readouterr().err
+
+
+def test_every_test_that_the_documentation_names_exists() -> None:
+    text = (ROOT / "docs" / "hydra.md").read_text()
+    names = set(re.findall(r"`(?:tests/\w+/)?(test_\w+)(…|\.py)?`", text))
+    files = [
+        file for folder in ("cli", "sweeps") for file in (ROOT / "tests" / folder).glob("*.py")
+    ]
+    tests = [name for file in files for name in re.findall(r"^def (\w+)", file.read_text(), re.M)]
+    assert len(names) > 20
+    for name, end in names:
+        found = [f.stem for f in files] if end == ".py" else tests
+        assert any(f == name or (end == "…" and f.startswith(name)) for f in found), name
