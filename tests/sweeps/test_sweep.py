@@ -269,8 +269,9 @@ def test_submitted_job_of_two_tasks_warned_of_its_time_limit_goes_on_to_the_same
         process = start(folder, *small(folder, *LONG, "seed=choice(0)", *launcher))
         if name == "warned":
             wait_until(lambda folder=folder: steps(folder, "seed-0") >= 3, process)  # type: ignore[misc]
-            (job,) = (folder / "out" / "s" / ".submitit").iterdir()
-            children = Path(f"/proc/{job.name}/task/{job.name}/children").read_text()
+            names = [path.name for path in (folder / "out" / "s" / ".submitit").iterdir()]
+            (job,) = filter(str.isdigit, names)
+            children = Path(f"/proc/{job}/task/{job}/children").read_text()
             for child in children.split():  # as submitit does, shortly before the end
                 os.kill(int(child), signal.SIGUSR2)
         code = process.wait(timeout=300)
