@@ -175,9 +175,9 @@ class Application:
 
     def _composer(self, hydra_words: Sequence[str] = ()) -> AbstractContextManager[Composer]:
         """For the YAML that the options name."""
-        folders = [Path(folder) for folder in (self.options.config_dir,) if folder]
+        folders = (self.options.config_path or CONFIGS, self.options.config_dir)
         name = self.options.config_name or self.name
-        return composer(name, folders, hydra_words, Path(self.options.config_path or CONFIGS))
+        return composer(name, hydra_words, [Path(folder) for folder in folders if folder])
 
     def _print_help(self, words: Sequence[str]) -> None:
         with self._composer() as yaml:

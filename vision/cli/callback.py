@@ -19,7 +19,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 
 from vision.cli.commands import COMMANDS, Choices, Command
 from vision.cli.composition import Composer, Jobs, expand, plain, quoted
@@ -91,11 +91,13 @@ class CheckSettings(Callback):
                     "processes per run: hydra/launcher=submitit_local "
                     "hydra.launcher.tasks_per_node=2."
                 )
-            composer = Composer(config.hydra.job.config_name, tuple(config.hydra.overrides.hydra))
+            given = _words(config.hydra.overrides.hydra)
+            composer = Composer(config.hydra.job.config_name, tuple(given))
             known = config.hydra.runtime.choices["hydra/sweeper"] == "basic"
             params = OmegaConf.select(config, "hydra.sweeper.params") or {}
             words = [f"{key}={value}" for key, value in params.items()]
-            jobs = expand(composer.read([*words, *config.hydra.overrides.task])[0], known)
+            words += _words(config.hydra.overrides.task)
+            jobs = expand(composer.read(words)[0], known)
             points = check_jobs(self.command, composer, jobs)
             pinned: dict[str, Any] = {
                 "hydra.job.config.override_dirname.exclude_keys": [
@@ -104,7 +106,7 @@ class CheckSettings(Callback):
                 ]
             }
             launcher = config.hydra.runtime.choices["hydra/launcher"]
-            pinned |= cluster_settings(launcher, config.hydra.overrides.hydra)
+            pinned |= cluster_settings(launcher, given)
             if config.hydra.sweep.dir == "auto":
                 pinned["hydra.sweep.dir"] = self._sweep_folder(composer, jobs)
             _pin(config, pinned)
@@ -203,9 +205,14 @@ def _is_first_process() -> bool:
     return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
 
 
-def _point_name(sweep: str, words: Sequence[str], fixed: Sequence[str]) -> str:
+def _words(overrides: ListConfig) -> list[str]:
+    """Overrides as they were given, with references such as ${hydra.job.num} left as they are."""
+    return list(map(str, OmegaConf.to_container(overrides, resolve=False) or ()))
+
+
+def _point_name(sweep: str, words: ListConfig, fixed: Sequence[str]) -> str:
     """Resolve ${point_name:folder of the sweep,words of a job,settings with one value}."""
-    overrides = OverridesParser.create().parse_overrides(list(words))
+    overrides = OverridesParser.create().parse_overrides(_words(words))
     swept = {o.key_or_group: o.value() for o in overrides if o.key_or_group not in fixed}
     return point_folder(Path(sweep), swept)
 

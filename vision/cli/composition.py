@@ -41,15 +41,14 @@ def compose(
 
 @contextmanager
 def composer(
-    name: str,
-    folders: Sequence[Path] = (),
-    hydra_words: Sequence[str] = (),
-    configs: Path = CONFIGS,
+    name: str, hydra_words: Sequence[str] = (), folders: Sequence[Path] = (CONFIGS,)
 ) -> Iterator["Composer"]:
-    """Compose outside of a Hydra application, also with YAML in further folders."""
-    search = [f"hydra.searchpath={quoted([f'file://{f.resolve()}' for f in folders])}"]
-    with initialize_config_dir(str(configs), version_base="1.3"):
-        yield Composer(name, (*(search if folders else []), *hydra_words))
+    """Compose outside of a Hydra application, from folders of YAML."""
+    first = next((f for f in folders if (f / f"{name}.yaml").is_file()), folders[0])
+    others = [f"file://{folder.resolve()}" for folder in folders if folder != first]
+    search = [f"hydra.searchpath={quoted(others)}"] if others else []
+    with initialize_config_dir(str(first.resolve()), version_base="1.3"):
+        yield Composer(name, (*search, *hydra_words))
 
 
 def quoted(value: Any) -> str:
