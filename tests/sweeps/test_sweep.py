@@ -89,7 +89,7 @@ def test_sweep_goes_on_after_a_failed_job_and_leaves_out_what_is_finished(tmp_pa
     code, output = run(tmp_path, *sweep)
     assert code == 1
     assert "Of 2 runs: 1 finished, 1 failed, 0 left." in output
-    assert "failed: batch_size-64" in output and "fewer than one global batch of 64" in output
+    assert "s/batch_size-64\n" in output and "fewer than one global batch of 64" in output
     assert "Traceback" not in output
     assert status(tmp_path, "batch_size-8") == "finished"
     assert status(tmp_path, "batch_size-64") == "never started"
