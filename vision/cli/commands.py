@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from vision.checkpoints.configs import ConvertConfig, Renaming, SizedConfig
 from vision.config import Config, ConfigError
@@ -18,14 +18,8 @@ from vision.models.configs import AutoModelConfig, ModelChoice
 from vision.terminal import print_wide, progress_bar
 from vision.training.configs import CompareConfig, TrainConfig
 
-if TYPE_CHECKING:
-    from vision.sweeps.sweep import Point
-
 Choices = dict[str, str]
 """The choice made in each group, such as {"model": "vit_base"}."""
-Composed = tuple[dict[str, Any], Choices]
-Launcher = tuple[str, dict[str, Any]]
-"""An executor of submitit and the settings of Hydra's launcher for it."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +28,8 @@ class Command:
 
     summary: str
     config: type[Config]
-    run: Callable[[Any, Choices], int]
-    """From the config and the choice made in each group to the exit code."""
-    sweep: Callable[[Sequence["Point"], Composed, Launcher | None], int] | None = None
-    """With --multirun: from the jobs, the settings with one value and the launcher."""
+    run: Callable[[Any], int]
+    """From the config to the exit code."""
     implied: Callable[[Sequence[str]], list[str]] = lambda words: []
     """Overrides that follow from the given ones."""
     paths: str | None = None
@@ -71,7 +63,7 @@ class InfoConfig(Config):
 
 
 @_uncollected()
-def _info(config: InfoConfig, chosen: Choices) -> int:
+def _info(config: InfoConfig) -> int:
     from vision.models.cost.count import as_dict, cost, table
 
     if config.init is not None:
@@ -106,7 +98,7 @@ def _model_of_weights(words: Sequence[str]) -> list[str]:
     return ["model=auto"] if "init" in keys and "model" not in keys else []
 
 
-def _data(config: DataCommandConfig, chosen: Choices) -> int:
+def _data(config: DataCommandConfig) -> int:
     if config.check:
         return _check(config)
     import torch
@@ -164,7 +156,7 @@ def _check(config: DataCommandConfig) -> int:
     return 0 if result.clean else 1
 
 
-def _prepare(config: PrepareConfig, chosen: Choices) -> int:
+def _prepare(config: PrepareConfig) -> int:
     from vision.data.tools.prepare import prepare
 
     with progress_bar() as progress:
@@ -177,24 +169,13 @@ def _prepare(config: PrepareConfig, chosen: Choices) -> int:
     return 0
 
 
-def _train(config: TrainConfig, chosen: Choices) -> int:
+def _train(config: TrainConfig) -> int:
     from vision.training.loop import train
 
-    return train(config, label=f"{chosen['model']}-{chosen['data']}")
+    return train(config, label="")
 
 
-def _sweep(points: Sequence["Point"], base: Composed, launcher: Launcher | None) -> int:
-    from vision.sweeps.sweep import plan_sweep, run_sweep
-
-    jobs = plan_sweep(points, *base)
-    if launcher is None:
-        return run_sweep(jobs)
-    from vision.sweeps.cluster import submit_sweep
-
-    return submit_sweep(jobs, *launcher)
-
-
-def _compare(config: CompareConfig, chosen: Choices) -> int:
+def _compare(config: CompareConfig) -> int:
     from vision.sweeps.compare import compare
     from vision.sweeps.compare_report import csv_text, json_text, latex_text, table_text
     from vision.sweeps.results import find_runs
@@ -219,7 +200,7 @@ def _compare(config: CompareConfig, chosen: Choices) -> int:
     return 0
 
 
-def _eval(config: EvalConfig, chosen: Choices) -> int:
+def _eval(config: EvalConfig) -> int:
     from vision.evaluation.evaluate_checkpoints import Processes, evaluate_checkpoints
     from vision.evaluation.report.tables import tables
     from vision.training.run.distributed import world
@@ -231,7 +212,7 @@ def _eval(config: EvalConfig, chosen: Choices) -> int:
     return 0
 
 
-def _convert(config: ConvertConfig, chosen: Choices) -> int:
+def _convert(config: ConvertConfig) -> int:
     from vision.checkpoints.convert import convert
 
     result = convert(
@@ -268,19 +249,19 @@ def _load(place: str, config: SizedConfig, device: Literal["auto", "cpu", "cuda"
     return loaded
 
 
-def _predict(config: PredictConfig, chosen: Choices) -> int:
+def _predict(config: PredictConfig) -> int:
     from vision.inference.predict import run
 
     return run(_load(config.checkpoint, config, config.device), config)
 
 
-def _visualize(config: VisualizeConfig, chosen: Choices) -> int:
+def _visualize(config: VisualizeConfig) -> int:
     from vision.inference.visualize.visualize import run
 
     return run([_load(place, config, config.device) for place in config.checkpoint], config)
 
 
-def _export(config: ExportConfig, chosen: Choices) -> int:
+def _export(config: ExportConfig) -> int:
     from vision.inference.export import export
 
     result = export(_load(config.checkpoint, config, "cpu"), config)
@@ -308,7 +289,7 @@ COMMANDS = {
         "draw training images as the model sees them, or check all", DataCommandConfig, _data
     ),
     "prepare": Command("write a data set as resized tar shards", PrepareConfig, _prepare),
-    "train": Command("train a model, or resume a run", TrainConfig, _train, _sweep),
+    "train": Command("train a model, or resume a run", TrainConfig, _train),
     "eval": Command("evaluate checkpoints, alone or side by side", EvalConfig, _eval),
     "predict": Command("classify images", PredictConfig, _predict, paths="images"),
     "visualize": Command(

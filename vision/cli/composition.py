@@ -1,200 +1,216 @@
-"""Settings from YAML files and words of the command line, also of many jobs. Hydra's only door.
+"""Settings from YAML files and words of the command line, composed by Hydra.
 
-Nothing here is typed or checked yet; `vision.config.parse` does that.
+Nothing here is typed or checked yet; `vision.config.parse` does that. A value for an unknown key is
+let through, so that the parser, which knows all settings, can say what may have been meant.
 """
 
-from collections.abc import Mapping, Sequence
-from functools import cache
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from vision.cli.commands import Choices
 from vision.cli.listing import CONFIGS, unknown_choice
 from vision.config import ConfigError, suggest
 
-LAUNCHERS = {"submitit_local": "local", "submitit_slurm": "slurm"}
-"""Choices of hydra/launcher beside `basic`, and the executor of submitit that each stands for."""
-
 
 def compose(
     name: str, overrides: Sequence[str], folders: Sequence[Path] = (), complete: bool = True
 ) -> tuple[dict[str, Any], Choices]:
-    """The plain settings that a YAML file and overrides make, neither typed nor checked yet.
+    """The plain settings that a YAML file and overrides make, and the choice in each group.
 
-    A value for an unknown key is let through here, so that the parser, which knows what there is,
-    can say what may have been meant. With `complete`, every mandatory value must be there.
+    With `complete`, every mandatory value must be there.
     """
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
-    from hydra.errors import HydraException, MissingConfigException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+    with own_hydra():
+        composer = Composer(name, tuple(searched(folders)))
+        words, mistakes = composer.lenient(overrides)
+        if mistakes:
+            raise ConfigError("\n".join(mistakes))
+        return plain(composer.compose(words), complete)
 
-    search = [f"hydra.searchpath=[{','.join(f'file://{f.resolve()}' for f in folders)}]"]
+
+@contextmanager
+def own_hydra(folder: Path = CONFIGS) -> Iterator[None]:
+    """Within, settings are composed from a folder of YAML, outside of any Hydra application."""
+    with initialize_config_dir(str(folder), version_base="1.3"):
+        yield
+
+
+def searched(folders: Sequence[Path]) -> list[str]:
+    """Overrides for further folders of YAML, as Hydra's option --config-dir adds them."""
+    places = ",".join(quoted(f"file://{folder.resolve()}") for folder in folders)
+    return [f"hydra.searchpath=[{places}]"] if folders else []
+
+
+def quoted(text: str) -> str:
+    """A value as Hydra's grammar takes it, whatever its characters."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def plain(composed: DictConfig, complete: bool = True) -> tuple[dict[str, Any], Choices]:
+    """Composed settings without Hydra's own, and the choice in each group."""
+    own = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
     try:
-        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            words = [*(search if folders else []), *_lenient(overrides, folders)]
-            composed = hydra_compose(name, words, return_hydra_config=True)
-        chosen = OmegaConf.to_container(composed.hydra.runtime.choices)
-        del composed.hydra
-        missing = sorted(OmegaConf.missing_keys(composed))
+        missing = sorted(OmegaConf.missing_keys(own))
         if missing and complete:
             raise ConfigError(
                 "\n".join(f"{key}: this setting must be given: {key}=…" for key in missing)
             )
-        values = OmegaConf.to_container(composed, resolve=True)
-    except MissingConfigException as error:
-        raise ConfigError(unknown_choice(error.missing_cfg_file or "", folders)) from error
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(str(error).strip().splitlines()[0]) from error
+        values = OmegaConf.to_container(own, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(first_line(error)) from error
+    choices = OmegaConf.select(composed, "hydra.runtime.choices", default={})
     assert isinstance(values, dict)
-    assert isinstance(chosen, dict)
-    return {str(key): value for key, value in values.items()}, chosen  # type: ignore[return-value]
+    return {str(key): value for key, value in values.items()}, dict(choices)
 
 
-def expand(
-    overrides: Sequence[str], folders: Sequence[Path]
-) -> tuple[list[str], list[tuple[list[str], dict[str, Any]]]]:
-    """The words with one value; and for every job all its words, and what was given several values.
+def first_line(error: Exception) -> str:
+    """What an error of Hydra or OmegaConf says, without its advice for programmers."""
+    causes = [e for e in (error, error.__cause__) if e is not None and str(e).strip()]
+    return ": ".join(str(e).strip().splitlines()[0] for e in causes) or type(error).__name__
 
-    The grammar and the expansion are Hydra's: a,b · choice(a,b) · range(1,4) · glob(vit_*).
-    """
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-    from hydra.errors import HydraException
 
-    read = [_read_override(word, folders, several=True) for word in overrides]
-    endless = [o.input_line for o in read if o.is_sweep_override() and not o.is_discrete_sweep()]
-    if endless:
-        raise ConfigError(f"{endless[0]}: give the values, such as a,b or range(0,10,2).")
-    several = {o.get_key_element() for o in read if o.is_sweep_override()}
-    if not several:
-        raise ConfigError(
-            "--multirun: no setting has several values; write seed=0,1,2 or seed=range(0,3)."
+@dataclass(frozen=True)
+class Composer:
+    """Composes one YAML file with different words, within a Hydra application or `own_hydra`."""
+
+    name: str
+    hydra_words: tuple[str, ...] = ()
+    """Overrides of Hydra's own settings, such as hydra.searchpath."""
+
+    def compose(self, words: Sequence[str]) -> DictConfig:
+        """The settings with these words, Hydra's own included."""
+        try:
+            words = [*self.hydra_words, *words]
+            return hydra_compose(self.name, words, return_hydra_config=True)
+        except MissingConfigException as error:
+            group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+            raise ConfigError(unknown_choice(group, choice, self.options(group))) from error
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError(first_line(error)) from error
+
+    def options(self, group: str) -> list[str]:
+        """The choices of a group of YAML files; none if there is no such group."""
+        list_group = partial(
+            GlobalHydra.instance().config_loader().get_group_options,
+            config_name=self.name,
+            overrides=list(self.hydra_words),
         )
-    try:
-        jobs = BasicSweeper.split_arguments(read, None)[0]
-    except HydraException as error:
-        raise ConfigError(str(error)) from error
-    if not jobs:
-        sweeps = [o for o in read if o.is_sweep_override()]
-        empty = [o.input_line for o in sweeps if not list(o.sweep_iterator())]
-        raise ConfigError(f"{' '.join(empty)}: there is nothing that this stands for.")
-    expanded = []
-    for words in jobs:
-        swept = {}
+        folders = list_group(group, ObjectType.GROUP) if "." not in group else []
+        nested = [
+            f"{folder}/{name}" for folder in folders for name in self.options(f"{group}/{folder}")
+        ]
+        return [*list_group(group, ObjectType.CONFIG), *nested]
+
+    def read(self, words: Sequence[str]) -> tuple[list[Override], list[str]]:
+        """Words as Hydra reads them, and messages on those that cannot be read."""
+        parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+        overrides, mistakes = [], []
         for word in words:
-            override = _read_override(word, folders, several=False)
-            if override.get_key_element() in several:
-                swept[override.key_or_group] = override.value()
-        expanded.append((words, swept))
-    return [o.input_line for o in read if o.get_key_element() not in several], expanded
+            try:
+                if "=" not in word and not word.startswith("~"):
+                    raise ConfigError(f"'{word}': a setting is given as name=value.")
+                overrides += parser.parse_overrides([word])
+            except HydraException as error:
+                mistakes.append(f"'{word}' cannot be read: {first_line(error)}")
+            except ConfigError as error:
+                mistakes.append(str(error))
+        return overrides, mistakes
+
+    def lenient(self, words: Sequence[str], several: bool = False) -> tuple[list[str], list[str]]:
+        """The words with `key=value` written as `++key=value`, and messages on those that cannot be
+        used. With `several` a word may have more than one value.
+        """
+        overrides, mistakes = self.read(words)
+        usable = []
+        for override in overrides:
+            word = str(override.input_line)
+            options = self.options(override.key_or_group)
+            if override.is_sweep_override() and not several:
+                mistakes.append(
+                    f"{word}: a run takes one value, not several; --multirun tries all."
+                )
+            elif options and not override.is_delete():
+                chosen = [choice.removesuffix(".yaml") for choice in _chosen(override)]
+                unknown = [choice for choice in chosen if choice not in options]
+                group = override.key_or_group
+                mistakes += [unknown_choice(group, choice, options) for choice in unknown]
+                usable += [] if unknown else [word]
+            elif override.is_delete() or override.is_hydra_override():
+                usable.append(word)
+            else:
+                usable.append("++" + word.lstrip("+"))
+        return usable, mistakes
+
+    def unknown_hydra_words(self) -> list[str]:
+        """Messages on the words for Hydra's own settings that do not exist."""
+        overrides, mistakes = self.read(self.hydra_words)
+        settings = [o for o in overrides if o.key_or_group.startswith("hydra.")]
+        groups = [str(o.input_line) for o in overrides if o not in settings]
+        known = Composer(self.name, tuple(groups)).compose([]) if settings else None
+        for override in settings:
+            parent, _, key = override.key_or_group.rpartition(".")
+            place = OmegaConf.select(known, parent) if known is not None else None
+            if isinstance(place, DictConfig) and key not in place and not override.is_force_add():
+                near = suggest(key, map(str, place))
+                mistakes.append(f"{override.input_line}: unknown setting. {near}")
+        return mistakes
 
 
-def find_launcher(name: str, words: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
-    """Where jobs go, as an executor of submitit and its settings; None: they run here."""
-    from importlib.util import find_spec
-
-    choice = next((w.partition("=")[2] for w in reversed(words) if w.startswith("hydra/")), "basic")
-    settings = [word for word in words if not word.startswith("hydra/")]
-    if choice == "basic":
-        if settings:
-            raise ConfigError(f"{settings[0]}: hydra/launcher=basic has no settings.")
-        return None
-    if choice not in LAUNCHERS:
-        raise ConfigError(
-            f"hydra/launcher={choice}: unknown choice. {suggest(choice, ['basic', *LAUNCHERS])}"
-        )
-    if find_spec("submitit") is None or find_spec("hydra_plugins.hydra_submitit_launcher") is None:
-        raise ConfigError(f"hydra/launcher={choice} needs an extra: pip install 'vit-swin[slurm]'.")
-    known = _hydra_settings(name, [f"hydra/launcher={choice}"])
-    for word in settings:
-        key = word.partition("=")[0].removeprefix("hydra.launcher.").partition(".")[0]
-        if key not in known:
-            raise ConfigError(f"{word}: unknown setting. {suggest(key, known)}")
-    # A run resumes wherever it was cut off, so a job that ran out of time may always be requeued.
-    often = ["hydra.launcher.max_num_timeout=1000"] if "max_num_timeout" in known else []
-    words = [f"++{word}" for word in (*often, *settings)]
-    return LAUNCHERS[choice], _hydra_settings(name, [f"hydra/launcher={choice}", *words])
+def _chosen(override: Override) -> list[str]:
+    """The choices of a group that a word names."""
+    if override.is_sweep_override():
+        return [str(c) for c in override.sweep_iterator()] if override.is_discrete_sweep() else []
+    value = override.value()
+    return [str(c) for c in (value if isinstance(value, list) else [value]) if c is not None]
 
 
-def as_yaml(values: Mapping[str, Any]) -> str:
-    """Settings as one could write them into a file."""
-    from omegaconf import OmegaConf
+@dataclass(frozen=True)
+class Jobs:
+    """The jobs of a sweep."""
 
-    return OmegaConf.to_yaml(OmegaConf.create(dict(values)))
-
-
-def _lenient(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
-    """The overrides, with `key=value` for a value written as `++key=value`."""
-    lenient = []
-    for word in overrides:
-        override = _read_override(word, folders, several=False)
-        key = override.key_or_group
-        if key.partition(".")[0] == "hydra" or key.startswith("hydra/"):
-            raise ConfigError(f"{word}: settings of Hydra itself are not for this command.")
-        places = (CONFIGS, *folders)
-        group = any((place / key).is_dir() for place in places)
-        if group and not override.is_delete():
-            # Hydra itself would pass over an unknown choice of an optional group in silence.
-            choice = override.value() if isinstance(override.value(), str) else ""
-            file = f"{choice.removesuffix('.yaml')}.yaml"
-            if not any((place / key / file).is_file() for place in places):
-                raise ConfigError(unknown_choice(f"{key}/{word.partition('=')[2]}", folders))
-        line = override.input_line
-        lenient.append(line if group or override.is_delete() else "++" + line.lstrip("+"))
-    return lenient
+    fixed: dict[str, str]
+    """The words with one value, by their setting."""
+    swept: list[str]
+    """The settings with several values."""
+    words: list[list[str]]
+    """The words of each job."""
 
 
-def _read_override(word: str, folders: Sequence[Path], several: bool) -> Any:
-    """A word as Hydra reads it. With `several` it may have more than one value."""
-    from hydra.errors import HydraException
+def expand(overrides: Sequence[Override], all_points: bool) -> Jobs:
+    """The jobs of a sweep, in the order of Hydra's basic sweeper.
 
-    if "=" not in word and not word.startswith("~"):
-        raise ConfigError(f"'{word}': a setting is given as name=value.")
-    parser = _parser(tuple(folders))
-    key, _, value = word.partition("=")
-    mistake = f"{word}: this command takes one value, not several. (With --multirun, train does.)"
-    try:
-        override = parser.parse_override(word)
-        override.config_loader = parser.config_loader
-        if several or not override.is_sweep_override():
-            return override
-    except HydraException as error:
-        mistake = f"'{word}' cannot be read: {error}"
-    if value and Path(value).exists():
-        # The name of something that exists is meant as it is: a sweep's run is a=1,b=2.
-        quoted = value.replace("\\", "\\\\").replace('"', '\\"')
-        return parser.parse_override(f'{key}="{quoted}"')
-    raise ConfigError(mistake)
-
-
-@cache
-def _parser(folders: tuple[Path, ...]) -> Any:
-    """Hydra's parser of overrides, which looks for what a glob(…) stands for in these folders."""
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-    from hydra._internal.utils import create_config_search_path
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    search = create_config_search_path(str(CONFIGS))
-    for folder in folders:
-        search.append("command line", f"file://{folder.resolve()}")
-    return OverridesParser.create(config_loader=ConfigLoaderImpl(search))
-
-
-def _hydra_settings(name: str, words: list[str]) -> dict[str, Any]:
-    """The settings of Hydra's launcher; what refers to other settings of Hydra stays so."""
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            composed = hydra_compose(name, words, return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        cause = str(error.__cause__ or error).strip().splitlines()[0]
-        raise ConfigError(f"{words[-1].lstrip('+')}: {cause}") from error
-    launcher = OmegaConf.to_container(composed.hydra.launcher, resolve=False)
-    assert isinstance(launcher, dict)
-    return {str(key): value for key, value in launcher.items() if key != "_target_"}
+    Without `all_points` there is one, as an example: a sweeper decides on the points later.
+    """
+    by_key = {o.key_or_group: o for o in overrides}
+    values: dict[str, list[str]] = {}
+    for key, override in by_key.items():
+        name = override.get_key_element()
+        if not override.is_sweep_override():
+            values[key] = [str(override.input_line)]
+        elif override.is_discrete_sweep():
+            values[key] = [f"{name}={value}" for value in override.sweep_string_iterator()]
+            if not values[key]:
+                raise ConfigError(f"{override.input_line}: there is nothing that this stands for.")
+        elif all_points:
+            raise ConfigError(
+                f"{override.input_line}: give the values, such as a,b or range(0,10,2)."
+            )
+    swept = [key for key, override in by_key.items() if override.is_sweep_override()]
+    fixed = {key: words[0] for key, words in values.items() if key not in swept}
+    jobs = [list(words) for words in itertools.product(*values.values())]
+    return Jobs(fixed, swept, jobs if all_points else jobs[:1])

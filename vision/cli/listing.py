@@ -19,6 +19,16 @@ LISTINGS = {
 }
 """Words after `vision list`, with the group of YAML files that each lists."""
 
+PLUGINS = {
+    "hydra/launcher=submitit_slurm": "vit-swin[slurm]",
+    "hydra/launcher=submitit_local": "vit-swin[slurm]",
+    "hydra/launcher=joblib": "vit-swin[joblib]",
+    "hydra/launcher=ray": "vit-swin[ray]",
+    "hydra/sweeper=search": "vit-swin[search]",
+    "hydra/sweeper=optuna": "hydra-optuna-sweeper",
+}
+"""Launchers and sweepers of Hydra that come with a package."""
+
 USAGE = f"""\
 usage: vision list {"|".join(LISTINGS)}
        vision list pretrained [PATTERN]"""
@@ -32,14 +42,15 @@ few match, their parameters are counted. Nothing is downloaded."""
 
 
 _OVERVIEW = """\
-usage: vision <command> [setting=value ...] [--help] [--cfg] [--config-dir FOLDER]
+usage: vision <command> [setting=value ...] [--help] [option of Hydra ...]
        vision train --multirun setting=value,value [setting=value ...]
 
 Commands:
 {}
 
 vision <command> --help shows every setting of a command with its value and meaning;
---cfg prints the settings of a command without running it; --config-dir adds a folder of YAML."""
+--cfg job prints them without running it; --config-dir adds a folder of YAML; --hydra-help shows
+all options of Hydra, which every command takes."""
 
 
 def choices(folders: Sequence[Path] = ()) -> dict[str, dict[str, str]]:
@@ -52,12 +63,12 @@ def choices(folders: Sequence[Path] = ()) -> dict[str, dict[str, str]]:
     return found
 
 
-def unknown_choice(file: str, folders: Sequence[Path]) -> str:
-    """Return the message for `group/choice` if the file does not exist."""
-    group, _, choice = file.removesuffix(".yaml").partition("/")
-    known = choices(folders).get(group)
+def unknown_choice(group: str, choice: str, known: Sequence[str]) -> str:
+    """Return the message for `group=choice` if there is no such file, given the known choices."""
     if not known:
-        return f"unknown group of settings '{group}'. {suggest(group, choices(folders))}"
+        return f"unknown group of settings '{group}'. {suggest(group, choices())}"
+    if (package := PLUGINS.get(f"{group}={choice}")) is not None:
+        return f"{group}={choice} needs a plugin: pip install '{package}'."
     near = suggest(choice, known)
     listed = "" if near.startswith("Known") else f" Known: {', '.join(sorted(known))}."
     timm = f" For a model of timm write model=timm model.name={choice}." if group == "model" else ""

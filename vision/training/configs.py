@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -29,7 +29,18 @@ def _check_length(text: str) -> str:
     return text
 
 
+def _check_objective(name: str) -> str:
+    split, _, metric = name.partition("/")
+    if name != "auto" and (split not in ("val", "val_ema") or metric not in get_args(Metric)):
+        raise ValueError(
+            f"'{name}' is not a metric on validation images; write auto, val/top1 or val_ema/loss, "
+            f"with one of {', '.join(get_args(Metric))}."
+        )
+    return name
+
+
 Duration = Annotated[str, AfterValidator(_check_length)]
+ObjectiveName = Annotated[str, AfterValidator(_check_objective)]
 
 
 class OptimizerConfig(Config):
@@ -81,13 +92,17 @@ class LossConfig(Config):
     """Threshold above which mixed targets count as 1, others as 0; null: targets as they are."""
 
 
+Metric = Literal["loss", "top1", "top5", "balanced_accuracy", "macro_f1"]
+"""A metric on validation images."""
+
+
 class CheckpointConfig(Config):
     """Checkpoints of a run."""
 
     every: Duration
     keep: PositiveInt
     """Number of last checkpoints that are kept, beside the best one."""
-    best: Literal["loss", "top1", "top5", "balanced_accuracy", "macro_f1"]
+    best: Metric
     """Metric on validation images that decides which checkpoint is the best."""
 
 
@@ -247,10 +262,13 @@ class TrainConfig(Config):
     allow_changes: bool
     """Whether a run is resumed although its stored settings differ."""
     checkpoint: CheckpointConfig
+    objective: ObjectiveName | Annotated[tuple[ObjectiveName, ...], Field(min_length=1)]
+    """Metric of the best checkpoint that a sweep optimises, such as val/top1, or a list of several;
+    auto: that of checkpoint.best."""
     log: LogConfig
 
     @model_validator(mode="after")
-    def _check_tuning(self) -> Self:
+    def _check(self) -> Self:
         caches = isinstance(self.tune, TuneHeadConfig) and self.tune.cache
         if caches and (changed := _augmented(self.augment)):
             raise ValueError(
@@ -259,6 +277,8 @@ class TrainConfig(Config):
             )
         if self.probe_first is not None and isinstance(self.tune, TuneHeadConfig):
             raise ValueError("probe_first: a run with tune=head is a probe already; use null.")
+        if self.ema is None and "val_ema/" in str(self.objective):
+            raise ValueError("objective: a run with ema=null has no val_ema; use val, or set ema.")
         return self
 
 

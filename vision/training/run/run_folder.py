@@ -41,6 +41,7 @@ FREE = (
     "loader.prefetch",
     "loader.start_method",
     "checkpoint.keep",
+    "objective",
     "log",
 )
 """Settings that may differ when a run is resumed: they do not change what is learned."""
