@@ -1,0 +1,1 @@
+"""Launchers of this project: `hydra/launcher=local`, the default for `--multirun`, and `plan`."""

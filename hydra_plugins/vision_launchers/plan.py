@@ -1,0 +1,51 @@
+"""`hydra/launcher=plan`: show the jobs of a sweep and start none."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from tempfile import TemporaryDirectory
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf, flag_override
+
+from hydra_plugins.vision_launchers.sweep_jobs import compose_jobs
+
+
+@dataclass
+class PlanLauncherConfig:
+    """Settings of `hydra/launcher=plan`: none."""
+
+    _target_: str = "hydra_plugins.vision_launchers.plan.PlanLauncher"
+
+
+ConfigStore.instance().store(group="hydra/launcher", name="plan", node=PlanLauncherConfig)
+
+
+class PlanLauncher(Launcher):
+    """Prints the settings of every job as a YAML document."""
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Keep what composing the jobs needs."""
+        self.hydra_context = hydra_context
+        self.config = config.copy()
+        # Sweepers write multirun.yaml into the folder of the sweep before they launch.
+        self.folder = TemporaryDirectory()
+        with flag_override(config, ["struct", "readonly"], False):
+            config.hydra.sweep.dir = self.folder.name
+
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
+        """Print a batch of jobs."""
+        jobs = compose_jobs(self.hydra_context, self.config, job_overrides, initial_job_idx)
+        common = set[str].intersection(*(set(job.overrides) for job in jobs))
+        for job in jobs:
+            own = [word for word in job.overrides if word not in common]
+            print(
+                f"--- # {' '.join(own or job.overrides)}\n{OmegaConf.to_yaml(job.settings)}", end=""
+            )
+        return [JobReturn(overrides=job.overrides, status=JobStatus.COMPLETED) for job in jobs]
