@@ -25,6 +25,8 @@ from vision.training.run.run_folder import changes, read_json
 
 SUMMARY = "study.json"
 JOURNAL = "journal.log"
+GIVE_UP = 3
+"""First trials that fail before the study is given up."""
 UNFIXED = ("n_trials", "retry_failed")
 """Settings of a search that may differ when it is resumed."""
 
@@ -88,7 +90,7 @@ def search(
     known: dict[tuple[tuple[str, str], ...], Trial] = {}
     total = min(config.n_trials, grid_size(space)) if config.sampler == "grid" else config.n_trials
     unfinished: list[Trial] = []
-    while len(trials) < total and not unfinished:
+    while len(trials) < total and not unfinished and not _all_failed(trials):
         points = study.ask(min(config.parallel, total - len(trials)))
         bounds = _bounds(config, trials, directions)
         batch = []
@@ -135,6 +137,12 @@ def check_space(config: SearchConfig, space: Space, directions: Sequence[Directi
             f"hydra.sweeper.pruner={config.pruner}: with {len(directions)} objectives no trial is "
             "better than another in all; use pruner=none."
         )
+
+
+def _all_failed(trials: Sequence[Trial]) -> bool:
+    """Whether the first trials have all failed, as they do after a mistake in what they share."""
+    results = [trial.result for trial in trials if trial.result is not None]
+    return len(results) >= GIVE_UP and not any(result.usable for result in results)
 
 
 def _is_due(result: TrialResult | None, config: SearchConfig) -> bool:

@@ -2,8 +2,8 @@
 
 outputs/<name>/
     config.json    the settings of the run
-    status.json    running | finished | preempted | failed, step, number of steps, duration in
-                   seconds, parameters of the model, micro-batch
+    status.json    running | finished | pruned | preempted | failed, step, number of steps,
+                   duration in seconds, parameters of the model, micro-batch
     metrics.jsonl  every number, one line per event; trackers get copies
     load_report.json  report on loading the initial weights, if there were any
     features/      cached features of a probe; see features.py
@@ -42,13 +42,14 @@ FREE = (
     "loader.start_method",
     "checkpoint.keep",
     "objective",
+    "prune",
     "log",
 )
 """Settings that may differ when a run is resumed: they do not change what is learned."""
 
 LOWER_IS_BETTER = ("loss",)
 
-Status = Literal["running", "finished", "preempted", "failed"]
+Status = Literal["running", "finished", "pruned", "preempted", "failed"]
 
 PREEMPTED = 75
 """Exit code of a run that was stopped and can be resumed (EX_TEMPFAIL): schedulers requeue it."""
@@ -138,7 +139,9 @@ class Run:
                 + "\n".join(f"  {line}" for line in differences)
                 + "\nChoose another name, or allow_changes=true to resume with the new settings."
             )
-        return "finished" if status["status"] == "finished" else "resume"
+        if status["status"] == "pruned" and config.prune is None:
+            return "resume"  # to its end, without the search that stopped it
+        return "finished" if status["status"] in ("finished", "pruned") else "resume"
 
     def set_status(self, status: Status, step: int, **more: Any) -> None:
         """Write the status of the run."""
