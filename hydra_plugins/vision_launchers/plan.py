@@ -8,9 +8,9 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf, flag_override
+from omegaconf import DictConfig, OmegaConf, read_write
 
-from hydra_plugins.vision_launchers.sweep_jobs import compose_jobs
+from hydra_plugins.vision_launchers.local import compose_jobs
 
 
 @dataclass
@@ -34,7 +34,7 @@ class PlanLauncher(Launcher):
         self.config = config.copy()
         # Sweepers write multirun.yaml into the folder of the sweep before they launch.
         self.folder = TemporaryDirectory()
-        with flag_override(config, ["struct", "readonly"], False):
+        with read_write(config.hydra):
             config.hydra.sweep.dir = self.folder.name
 
     def launch(
@@ -45,7 +45,6 @@ class PlanLauncher(Launcher):
         common = set[str].intersection(*(set(job.overrides) for job in jobs))
         for job in jobs:
             own = [word for word in job.overrides if word not in common]
-            print(
-                f"--- # {' '.join(own or job.overrides)}\n{OmegaConf.to_yaml(job.settings)}", end=""
-            )
+            print("--- #", *(own or job.overrides))
+            print(OmegaConf.to_yaml(job.settings()), end="")
         return [JobReturn(overrides=job.overrides, status=JobStatus.COMPLETED) for job in jobs]

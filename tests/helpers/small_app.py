@@ -53,10 +53,6 @@ def job(settings: Any) -> float:
 
 def main() -> None:
     """Run the application; exit codes as `train.py` has them."""
-    if "TWO_GPUS" in os.environ:  # as if the machine had them
-        import torch
-
-        torch.cuda.device_count = lambda: 2
     configs = str(Path.cwd() / "configs")
     try:
         hydra.main(version_base="1.3", config_path=configs, config_name="app")(job)()

@@ -20,6 +20,7 @@ from vision.cli.commands import COMMANDS, Command
 from vision.cli.help import command_help
 from vision.cli.listing import CONFIGS, choices, listing, overview
 from vision.config import ConfigError, UserError, suggest
+from vision.sweeps.cluster import cluster_job
 from vision.sweeps.outcome import Objective, RunFailedError, RunPreemptedError, read_outcome
 from vision.training.configs import TrainConfig
 from vision.training.run.run_folder import PREEMPTED, Run
@@ -283,7 +284,7 @@ class Job:
 
         try:
             # Relative paths mean the folder of the call, also with hydra.job.chdir=true.
-            with chdir(HydraConfig.get().runtime.cwd):
+            with chdir(HydraConfig.get().runtime.cwd), cluster_job():
                 return self._run(settings)
         except (RunPreemptedError, ExitCodeError):
             raise

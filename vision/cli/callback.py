@@ -24,6 +24,7 @@ from vision.cli.commands import COMMANDS, Choices, Command
 from vision.cli.composition import Composer, Jobs, expand, plain, quoted
 from vision.cli.synonyms import remedy
 from vision.config import ConfigError, parse
+from vision.sweeps.cluster import TIMEOUTS
 from vision.sweeps.points import point_folder
 from vision.training.configs import TrainConfig
 from vision.training.run.run_folder import Run, find_run, run_name
@@ -97,6 +98,9 @@ class CheckSettings(Callback):
                     *jobs.fixed,
                 ]
             }
+            given = " ".join(config.hydra.overrides.hydra)
+            if "max_num_timeout" in config.hydra.launcher and "max_num_timeout" not in given:
+                pinned["hydra.launcher.max_num_timeout"] = TIMEOUTS
             if config.hydra.sweep.dir == "auto":
                 pinned["hydra.sweep.dir"] = self._sweep_folder(composer, jobs)
             _pin(config, pinned)
