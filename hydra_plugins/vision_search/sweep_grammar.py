@@ -1,21 +1,18 @@
 """The space of a search in Hydra's own sweep grammar."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
-if TYPE_CHECKING:
-    from vision.sweeps.search_space import Dimension
+from vision.config import ConfigError, suggest
+from vision.sweeps.search_space import Choices, Dimension, Interval, Steps
 
 
-def read_space(overrides: Sequence[Override]) -> tuple[dict[str, "Dimension"], dict[str, str]]:
+def read_space(overrides: Sequence[Override]) -> tuple[dict[str, Dimension], dict[str, str]]:
     """The settings with several values and their values, and the words with one; both by setting.
 
     A later word for the same setting takes the place of an earlier one.
     """
-    from vision.config import ConfigError
-
     by_key: Mapping[str, Override] = {o.key_or_group: o for o in overrides}
     space, fixed, mistakes = {}, {}, []
     for key, override in by_key.items():
@@ -31,10 +28,7 @@ def read_space(overrides: Sequence[Override]) -> tuple[dict[str, "Dimension"], d
     return space, fixed
 
 
-def _dimension(override: Override) -> "Dimension":
-    from vision.config import ConfigError, suggest
-    from vision.sweeps.search_space import Choices, Interval, Steps
-
+def _dimension(override: Override) -> Dimension:
     word, sweep = override.input_line, override.value()
     tags = set(getattr(sweep, "tags", ()))
     known = {"log", "int"} if isinstance(sweep, IntervalSweep) else set[str]()

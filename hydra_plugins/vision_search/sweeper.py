@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -21,14 +21,17 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
-from hydra_plugins.vision_launchers.sweep_jobs import compose_jobs
+from hydra_plugins.vision_launchers.local import compose_jobs
 from hydra_plugins.vision_search.sweep_grammar import read_space
-
-if TYPE_CHECKING:
-    from vision.sweeps.search import SearchOutcome, Trial
-    from vision.sweeps.search_study import TrialResult
-    from vision.training.configs import TrainConfig
-    from vision.training.run.run_folder import Run
+from vision.config import ConfigError, parse
+from vision.sweeps.configs import SearchConfig
+from vision.sweeps.outcome import RunFailedError, RunPreemptedError, objective_names
+from vision.sweeps.search import SearchOutcome, Trial, check_space, search
+from vision.sweeps.search_space import points_to_check
+from vision.sweeps.search_study import TrialResult, import_optuna
+from vision.sweeps.search_trials import common_settings, find_directions, read_trial
+from vision.training.configs import TrainConfig
+from vision.training.run.run_folder import Run
 
 
 @dataclass
@@ -59,9 +62,6 @@ class SearchSweeper(Sweeper):
     """Runs batches of trials through any launcher, and continues a study that was killed."""
 
     def __init__(self, params: Mapping[str, Any] | None, **settings: Any) -> None:
-        from vision.config import ConfigError, parse
-        from vision.sweeps.configs import SearchConfig
-
         self.params = dict(params or {})
         try:
             self.settings = parse(SearchConfig, settings)
@@ -88,12 +88,6 @@ class SearchSweeper(Sweeper):
         from vision.cli.callback import check_jobs
         from vision.cli.commands import COMMANDS
         from vision.cli.composition import Composer, Jobs
-        from vision.config import ConfigError
-        from vision.sweeps.search import check_space, search
-        from vision.sweeps.search_space import points_to_check
-        from vision.sweeps.search_study import import_optuna
-        from vision.sweeps.search_trials import common_settings, find_directions
-        from vision.training.configs import TrainConfig
 
         assert self.config is not None and self.hydra_context is not None
         import_optuna()
@@ -135,7 +129,7 @@ class LaunchedTrials:
         self.errors: dict[int, str] = {}
         """Messages of the jobs that failed, by the number of the trial."""
 
-    def run(self, trials: Sequence["Trial"]) -> None:
+    def run(self, trials: Sequence[Trial]) -> None:
         """Launch a batch. Each job gets its folder, which may not depend on how often or in which
         order a launcher was called.
         """
@@ -152,43 +146,38 @@ class LaunchedTrials:
             if job.status is JobStatus.FAILED:
                 self.errors[trial.number] = _message(job)
 
-    def read(self, trial: "Trial") -> "TrialResult | None":
+    def read(self, trial: Trial) -> TrialResult | None:
         """The result of a trial. One that failed before it had a status has none in its folder."""
-        from vision.sweeps.search_study import TrialResult
-        from vision.sweeps.search_trials import read_trial
-
         run, config = self._find(trial)
         if trial.number in self.errors and not run.status():
             return TrialResult("failed")
         return read_trial(run, config)
 
-    def folder(self, trial: "Trial") -> Path:
+    def folder(self, trial: Trial) -> Path:
         """The folder of a trial's run."""
         return self._find(trial)[0].folder
 
-    def status(self, trial: "Trial") -> str:
+    def status(self, trial: Trial) -> str:
         """The status of a trial's run."""
         return str(self._find(trial)[0].status().get("status", "new"))
 
-    def command(self, trial: "Trial") -> str:
-        """The command that trains with the settings of a trial."""
-        return shlex.join(["python", "train.py", *self._fixed, *_typed(trial.point)])
+    def command(self, trial: Trial) -> str:
+        """The command that trains once more with the settings of a trial, in a folder of its own."""
+        words = [word for word in self._fixed if not word.startswith(("name=", "output="))]
+        return shlex.join(["python", "train.py", *words, *_typed(trial.point)])
 
-    def _words(self, trial: "Trial") -> list[str]:
+    def _words(self, trial: Trial) -> list[str]:
         bounds = ",".join(f"[{part!r},{bound!r}]" for part, bound in trial.bounds)
         prune = [f"prune={{bounds:[{bounds}]}}"] if bounds else []
         return [*self._fixed, *_typed(trial.point), *prune]
 
-    def _find(self, trial: "Trial") -> "tuple[Run, TrainConfig]":
-        from vision.config import parse
-        from vision.training.configs import TrainConfig
-        from vision.training.run.run_folder import Run
+    def _find(self, trial: Trial) -> tuple[Run, TrainConfig]:
 
         if trial.number not in self._runs:
             context, config = self._sweeper.hydra_context, self._sweeper.config
             assert context is not None and config is not None
             job = compose_jobs(context, config, [self._words(trial)], trial.number)[0]
-            self._runs[trial.number] = Run(job.folder), parse(TrainConfig, job.settings)
+            self._runs[trial.number] = Run(job.folder), parse(TrainConfig, job.settings())
         return self._runs[trial.number]
 
 
@@ -207,11 +196,9 @@ def _message(job: JobReturn) -> str:
 
 
 def _conclude(
-    outcome: "SearchOutcome", trials: LaunchedTrials, config: "TrainConfig", folder: Path
+    outcome: SearchOutcome, trials: LaunchedTrials, config: TrainConfig, folder: Path
 ) -> Any:
     """Print how the study ended, and the best command; raises what makes the exit code."""
-    from vision.sweeps.outcome import RunFailedError, RunPreemptedError, objective_names
-
     states = Counter(t.result.state for t in outcome.trials if t.result is not None)
     counts = ", ".join(f"{number} {state}" for state, number in states.items())
     print(f"\nStudy {folder}: {len(outcome.trials)} trials ({counts or 'none has ended'}).")
