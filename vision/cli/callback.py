@@ -50,8 +50,13 @@ class CheckSettings(Callback):
     """Checks the settings of a command, and finds the folder of a training run or sweep."""
 
     def __init__(self, command: str) -> None:
-        self.command = COMMANDS[command]
+        self._name = command
         self._unused = ""
+
+    @property
+    def command(self) -> Command:
+        """The command; only its name is pickled for the process of a job."""
+        return COMMANDS[self._name]
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Parse the settings; decide whether a run is new, to be resumed, finished or refused."""
