@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.sweeper import Sweeper
@@ -27,7 +26,7 @@ from vision.config import ConfigError, parse
 from vision.sweeps.configs import SearchConfig
 from vision.sweeps.outcome import RunFailedError, RunPreemptedError, objective_names
 from vision.sweeps.search import SearchOutcome, Trial, check_space, search
-from vision.sweeps.search_space import points_to_check
+from vision.sweeps.search_space import Dimension, Interval, points_to_check
 from vision.sweeps.search_study import TrialResult, import_optuna
 from vision.sweeps.search_trials import common_settings, find_directions, read_trial
 from vision.training.configs import TrainConfig
@@ -39,6 +38,7 @@ class SearchSweeperConfig:
     """Settings of `hydra/sweeper=search`; their meaning is in `vision/sweeps/configs.py`."""
 
     _target_: str = "hydra_plugins.vision_search.sweeper.SearchSweeper"
+    _convert_: str = "all"
     params: dict[str, Any] = field(default_factory=dict)
     """Settings with several values, as on the command line: {seed: "range(0,3)"}."""
     n_trials: int = 20
@@ -63,16 +63,17 @@ class SearchSweeper(Sweeper):
 
     def __init__(self, params: Mapping[str, Any] | None, **settings: Any) -> None:
         self.params = dict(params or {})
-        try:
-            self.settings = parse(SearchConfig, settings)
-        except ConfigError as error:
-            lines = [f"hydra.sweeper.{line}" for line in str(error).splitlines()]
-            raise ConfigError("\n".join(lines)) from error
+        self._given = settings
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
-        """Prepare the launcher: one of our own runs the trials of a batch side by side."""
+        """Parse the settings and prepare the launcher: ours runs a batch side by side."""
+        try:
+            self.settings = parse(SearchConfig, self._given)
+        except ConfigError as error:  # raised here, because Hydra words those of a constructor
+            lines = [f"hydra.sweeper.{line}" for line in str(error).splitlines()]
+            raise ConfigError("\n".join(lines)) from error
         self.hydra_context = hydra_context
         self.config = config.copy()  # launcher=plan changes the folder of the sweep in its own
         given = any("hydra.launcher.parallel=" in word for word in config.hydra.overrides.hydra)
@@ -95,12 +96,22 @@ class SearchSweeper(Sweeper):
         command = COMMANDS[hydra.callbacks.settings.command]
         if command.config is not TrainConfig:
             raise ConfigError("hydra/sweeper=search is for train, which has an objective.")
-        parser = OverridesParser.create(self.hydra_context.config_loader)
-        words = [f"{key}={value}" for key, value in self.params.items()]
-        space, fixed = read_space(parser.parse_overrides([*words, *arguments]))
-        points = [[*fixed.values(), *_typed(point)] for point in points_to_check(space)]
         composer = Composer(hydra.job.config_name, tuple(hydra.overrides.hydra))
-        checked = check_jobs(command, composer, Jobs(fixed, list(space), points))
+        words = [f"{key}={value}" for key, value in self.params.items()]
+        overrides, mistakes = composer.read([*words, *arguments])
+        if mistakes:
+            raise ConfigError("\n".join(mistakes))
+        space, fixed = read_space(overrides)
+        # An unknown setting is let through to the parser, which knows what may have been meant.
+        lenient = {key: key if composer.options(key) else f"++{key.lstrip('+')}" for key in space}
+        points = [
+            [*fixed.values(), *_typed({lenient[key]: value for key, value in point.items()})]
+            for point in points_to_check(space)
+        ]
+        try:
+            checked = check_jobs(command, composer, Jobs(fixed, list(space), points))
+        except ConfigError as error:
+            raise ConfigError("\n".join([str(error), *_integer_advice(space, error)])) from error
         configs = [point.config for point in checked]
         directions = find_directions(self.settings, configs)
         check_space(self.settings, space, directions)
@@ -162,7 +173,7 @@ class LaunchedTrials:
         return str(self._find(trial)[0].status().get("status", "new"))
 
     def command(self, trial: Trial) -> str:
-        """The command that trains once more with the settings of a trial, in a folder of its own."""
+        """The command that trains with the settings of a trial, in a folder of its own."""
         words = [word for word in self._fixed if not word.startswith(("name=", "output="))]
         return shlex.join(["python", "train.py", *words, *_typed(trial.point)])
 
@@ -186,6 +197,15 @@ def _typed(point: Mapping[str, str]) -> list[str]:
     return [f"{key}={value}" for key, value in point.items()]
 
 
+def _integer_advice(space: Mapping[str, Dimension], error: ConfigError) -> list[str]:
+    """How to write the intervals that should have been of integers."""
+    return [
+        f"{key}: for integers write {key}=int(interval({d.low:g},{d.high:g}))."
+        for key, d in space.items()
+        if isinstance(d, Interval) and f"{key}: should be a valid integer" in str(error)
+    ]
+
+
 def _message(job: JobReturn) -> str:
     """What a job that failed says; Hydra raises it, after some text for programmers."""
     with redirect_stderr(StringIO()):
@@ -202,6 +222,8 @@ def _conclude(
     states = Counter(t.result.state for t in outcome.trials if t.result is not None)
     counts = ", ".join(f"{number} {state}" for state, number in states.items())
     print(f"\nStudy {folder}: {len(outcome.trials)} trials ({counts or 'none has ended'}).")
+    for number, text in sorted(trials.errors.items()):
+        print(f"  trial {number} failed: {text}")
     for number in outcome.best:
         best = outcome.trials[number]
         assert best.result is not None
@@ -218,9 +240,8 @@ def _conclude(
     if outcome.unfinished:
         raise RunPreemptedError("the study was stopped; the same command resumes it.")
     if not outcome.best:
-        reasons = [f"trial {n}: {text}" for n, text in sorted(trials.errors.items())][:3]
         raise RunFailedError(
-            "\n".join(["no trial has finished.", *reasons])
-            + "\nAfter the cause is removed, hydra.sweeper.retry_failed=true tries them again."
+            "no trial has finished. After the cause is removed, hydra.sweeper.retry_failed=true "
+            "tries them again."
         )
     return [outcome.trials[n].result for n in outcome.best]

@@ -223,7 +223,7 @@ def _explain(name: str, options: argparse.Namespace, words: list[str]) -> list[s
         words = [word for word in words if word not in own]
         more = searched([Path(options.config_dir)] if options.config_dir else [])
         composer = Composer(options.config_name or name, (*more, *own))
-        mistakes = composer.unknown_hydra_words()
+        mistakes = composer.unknown_hydra_words(words)
         if mistakes:
             composer = Composer(composer.name, tuple(more))
         several = options.multirun or "hydra.mode=MULTIRUN" in own

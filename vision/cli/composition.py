@@ -156,12 +156,15 @@ class Composer:
                 usable.append("++" + word.lstrip("+"))
         return usable, mistakes
 
-    def unknown_hydra_words(self) -> list[str]:
-        """Messages on the words for Hydra's own settings that do not exist."""
+    def unknown_hydra_words(self, words: Sequence[str] = ()) -> list[str]:
+        """Messages on the words for Hydra's own settings that do not exist. Of `words`, search=…
+        chooses the sweeper.
+        """
         overrides, mistakes = self.read(self.hydra_words)
         settings = [o for o in overrides if o.key_or_group.startswith("hydra.")]
         groups = [str(o.input_line) for o in overrides if o not in settings]
-        known = Composer(self.name, tuple(groups)).compose([]) if settings else None
+        search = [word for word in words if word.startswith("search=")]
+        known = Composer(self.name, tuple(groups)).compose(search) if settings else None
         for override in settings:
             parent, _, key = override.key_or_group.rpartition(".")
             place = OmegaConf.select(known, parent) if known is not None else None
