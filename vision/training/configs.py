@@ -316,6 +316,7 @@ class CompareConfig(Config):
     """Evaluations of the raw weights or of their average; auto: the average if there is one."""
     select: Literal["best", "last"]
     """Evaluation of best.safetensors, or the last one."""
-    format: Literal["table", "csv", "latex", "json"]
+    format: Literal["table", "csv", "latex", "json", "html"]
+    """html: a page with history, importance of each setting and parallel coordinates."""
     output: Path | None
     """File to write to instead of printing."""
