@@ -3,4 +3,4 @@
 from vision.cli.app import run
 
 if __name__ == "__main__":
-    run("eval")
+    run("eval")  # as @hydra.main does; Hydra's shell completion looks for these words

@@ -43,11 +43,18 @@ MISTAKES = {
     "model=swin_tiny model.registers=4": "model.registers: unknown setting.",
     "model": "'model': a setting is given as name=value.",
     "model.depth=[": "'model.depth=[' cannot be read",
-    "model.depth=1,2": "model.depth=1,2: this command takes one value, not several.",
-    "hydra.verbose=true": "settings of Hydra itself are not for this command.",
+    "model.depth=1,2": "model.depth=1,2: a run takes one value; --multirun is for several.",
+    "hydra.verbos=true": "hydra.verbos=true: unknown setting. Did you mean 'verbose'?",
+    "hydra/launcher=bsic": "hydra/launcher=bsic: unknown choice. Did you mean 'basic'?",
+    "hydra/sweeper=optuna": "pip install",
     "data=folder": "data.root: this setting must be given: data.root=…",
     "--cgf": "unknown option '--cgf'. Did you mean '--cfg'?",
+    "--cfg": "--cfg",
+    "--cfg job -m": "hydra/launcher=plan",
+    "--resolve": "--cfg",
     "--config-dir nowhere": "--config-dir: the folder 'nowhere' does not exist.",
+    "--config-path nowhere": "--config-path: the folder",
+    "--config-name nothing": "nothing",
 }
 
 
@@ -58,6 +65,25 @@ def test_command_with_mistake_exits_2_with_one_message_and_without_torch(words: 
     assert MISTAKES[words] in error
     assert "Traceback" not in error
     assert output.strip() == "LOADED []"
+
+
+def test_several_mistakes_are_reported_together_before_hydra_makes_a_folder(
+    tmp_path: Path,
+) -> None:
+    words = "model=vit_tinny epochs=5 seed=x batch_size=0 hydra.verbos=true"
+    code, output, error = vision("train", *words.split(), folder=tmp_path)
+    assert code == 2
+    for name in ("vit_tinny", "duration=5epochs", "seed:", "batch_size:", "hydra.verbos"):
+        assert name in error
+    assert output.strip() == "LOADED []"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_setting_below_one_that_is_null_needs_no_plus_sign() -> None:
+    words = ("probe_first.duration=2epochs", "probe_first.learning_rate=0.1")
+    code, output, _ = vision("train", *words, "--cfg", "job", "--package", "probe_first")
+    assert code == 0
+    assert "duration: 2epochs" in output and "learning_rate: 0.1" in output
 
 
 def test_command_with_unknown_choice_of_an_optional_group_exits_2() -> None:
@@ -83,7 +109,7 @@ def test_config_dir_with_own_yaml_is_used_and_listed_in_help(tmp_path: Path) -> 
     folder = tmp_path / "model"
     folder.mkdir()
     folder.joinpath("own.yaml").write_text("# mine\ndefaults: [vit_tiny, _self_]\ndepth: 3\n")
-    code, output, _ = vision("info", f"--config-dir={tmp_path}", "model=own", "--cfg")
+    code, output, _ = vision("info", f"--config-dir={tmp_path}", "model=own", "--cfg", "job")
     assert code == 0
     assert "depth: 3" in output and "width: 192" in output
     code, output, _ = vision("info", f"--config-dir={tmp_path}", "model=own", "--help")

@@ -1,8 +1,7 @@
-"""Sweeps: what they expand to, where their runs lie, and what becomes of them when jobs fail, are
-stopped, or are handed to a cluster.
+"""Sweeps of training runs: what becomes of them when jobs fail, are stopped or are handed to
+Hydra's launchers, and that the same command resumes them.
 """
 
-import itertools
 import json
 import os
 import signal
@@ -13,23 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from small_runs import assert_same_bits, words
+from torch import Tensor
 
 from vision.checkpoints.native.checkpoint import read_checkpoint
 from vision.checkpoints.native.checkpoint_folder import latest
-from vision.cli.composition import compose, expand
-from vision.config import ConfigError
-from vision.sweeps.sweep import sweep_run_name
 from vision.training.run.run_folder import PREEMPTED
 
 ROOT = Path(__file__).parents[2]
-PROBE = (
-    "import sys; from vision.cli.app import main; code = main(sys.argv[1:]);"
-    "print('LOADED', [m for m in ('torch', 'torchvision', 'timm') if m in sys.modules]);"
-    "sys.exit(code)"
-)
 
 
 def small(folder: Path, *more: str) -> list[str]:
@@ -37,18 +27,15 @@ def small(folder: Path, *more: str) -> list[str]:
     return ["-m", *words(folder / "out", "name=s", *more)]
 
 
-def start(
-    folder: Path, *words: str, program: str | None = None, **more: str
-) -> subprocess.Popen[str]:
-    """`train.py <words>` in a folder of its own and a session of its own. What it says goes to a
-    file: a job that it hands over outlives it and would keep a pipe open.
+def start(folder: Path, *words: str, **more: str) -> subprocess.Popen[str]:
+    """`train.py <words>` in a folder of its own and a session of its own. Its output goes to a
+    file: a job that it hands over may outlive it and would keep a pipe open.
     """
-    begin = [str(ROOT / "train.py")] if program is None else ["-c", program, "train"]
     with said_in(folder).open("w") as said:
         return subprocess.Popen(
-            [sys.executable, *begin, *words],
+            [sys.executable, ROOT / "train.py", *words],
             cwd=folder,
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | more,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""} | more,
             start_new_session=True,
             stdout=said,
             stderr=subprocess.STDOUT,
@@ -61,9 +48,9 @@ def said_in(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.said")
 
 
-def run(folder: Path, *words: str, program: str | None = None, **more: str) -> tuple[int, str]:
+def run(folder: Path, *words: str, **more: str) -> tuple[int, str]:
     """Exit code and everything that was said."""
-    process = start(folder, *words, program=program, **more)
+    process = start(folder, *words, **more)
     code = process.wait(timeout=300)
     return code, said_in(folder).read_text()
 
@@ -71,6 +58,11 @@ def run(folder: Path, *words: str, program: str | None = None, **more: str) -> t
 def status(folder: Path, name: str) -> str:
     file = folder / "out" / "s" / name / "status.json"
     return str(json.loads(file.read_text())["status"]) if file.exists() else "never started"
+
+
+def tensors(folder: Path, name: str) -> dict[str, Tensor]:
+    """Every tensor of a run's newest checkpoint."""
+    return read_checkpoint(latest(folder / "out" / "s" / name / "checkpoints")[0]).tensors
 
 
 def wait_until(true: Callable[[], object], process: subprocess.Popen[str] | None = None) -> None:
@@ -83,111 +75,12 @@ def wait_until(true: Callable[[], object], process: subprocess.Popen[str] | None
 
 
 def steps(folder: Path, name: str) -> int:
-    """How many steps a run has logged."""
+    """Number of steps that a run has logged."""
     file = folder / "out" / "s" / name / "metrics.jsonl"
     return file.read_text().count('"split": "train"') if file.exists() else 0
 
 
-EXPANSIONS = {
-    "seed=0,1,2": [{"seed": 0}, {"seed": 1}, {"seed": 2}],
-    "seed=range(0,5,2)": [{"seed": 0}, {"seed": 2}, {"seed": 4}],
-    "seed=choice(7,8)": [{"seed": 7}, {"seed": 8}],
-    "model=glob(vit_t*)": [{"model": "vit_tiny"}],
-    "model.depths=[2,2],[2,6]": [{"model.depths": [2, 2]}, {"model.depths": [2, 6]}],
-    "++ema=0.9,null": [{"ema": 0.9}, {"ema": None}],
-}
-
-
-@pytest.mark.parametrize("word", EXPANSIONS)
-def test_word_with_several_values_expands_as_hydra_documents_it(word: str) -> None:
-    fixed, jobs = expand(["duration=3epochs", word], ())
-    assert fixed == ["duration=3epochs"]
-    assert [swept for _, swept in jobs] == EXPANSIONS[word]
-    assert all(job[0] == "duration=3epochs" for job, _ in jobs)
-
-
-def test_two_words_with_several_values_expand_to_their_product() -> None:
-    _, jobs = expand(["seed=0,1", "batch_size=8", "model=vit_mini,swin_mini"], ())
-    found = [(swept["seed"], swept["model"]) for _, swept in jobs]
-    assert found == list(itertools.product([0, 1], ["vit_mini", "swin_mini"]))
-
-
-def test_glob_finds_choices_in_a_folder_of_ones_own(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "own_a.yaml").write_text("# mine\n")
-    _, jobs = expand(["model=glob(own_*)"], [tmp_path])
-    assert [swept for _, swept in jobs] == [{"model": "own_a"}]
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("model=glob(nothing*)", "nothing that this stands for"),
-        ("seed=interval(0,1)", "give the values"),
-        ("seed=3", "no setting has several values"),
-    ],
-)
-def test_word_that_cannot_be_swept_is_refused(word: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        expand([word], ())
-
-
-def test_run_name_is_what_was_given_whatever_the_order_and_notation() -> None:
-    _, jobs = expand(["seed=0", "optimizer.learning_rate=1e-3,3e-3", "seed=0,1"], ())
-    _, others = expand(["seed=0,1", "optimizer.learning_rate=0.001,0.0030"], ())
-    names = {sweep_run_name(swept) for _, swept in jobs}
-    assert names == {sweep_run_name(swept) for _, swept in others}
-    assert "optimizer.learning_rate=0.001,seed=0" in names and len(names) == 4
-
-
-VALUES = st.one_of(
-    st.integers(), st.floats(allow_nan=False), st.booleans(), st.none(), st.text(max_size=300)
-)
-
-
-@given(st.lists(VALUES | st.lists(VALUES, max_size=3), min_size=2, max_size=2))
-def test_run_name_is_a_file_name_and_differs_for_different_values(pair: list[object]) -> None:
-    first, second = (sweep_run_name({"augment/x": value, "seed": 0}) for value in pair)
-    same = json.dumps(pair[0]) == json.dumps(pair[1])
-    assert (first == second) == same
-    assert len(first) <= 150 and first not in (".", "..")
-    assert not set(first) & set("/\\ \"'*?[]{}<>|:;&$!\n")
-
-
-MISTAKES = {
-    "seed=0,x": "in 1 of 2 jobs, such as seed=x:\n       seed: should be a valid integer",
-    "model=vit_mini,vit_minni seed=0": "model=vit_minni: unknown choice.",
-    "seed=0,1 model.dpeth=3": "error: model.dpeth: unknown setting.",
-    "seed=1,1": "two runs of the sweep are the same",
-    "name=a,b": "the name is the sweep's",
-    "seed=0,1 hydra.verbose=true": "settings of Hydra itself are not for this command",
-    "seed=0,1 hydra/launcher=joblib": "hydra/launcher=joblib: unknown choice",
-    "seed=0,1 hydra.launcher.partition=x": "hydra/launcher=basic has no settings",
-}
-
-
-@pytest.mark.parametrize("given_words", MISTAKES)
-def test_sweep_with_a_mistake_in_one_job_exits_2_before_any_job_starts(
-    tmp_path: Path, given_words: str
-) -> None:
-    code, output = run(tmp_path, *small(tmp_path, *given_words.split()), program=PROBE)
-    assert code == 2
-    assert MISTAKES[given_words] in output
-    assert output.rstrip().endswith("LOADED []")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_single_command_given_several_values_says_how_to_sweep(tmp_path: Path) -> None:
-    code, output = run(tmp_path, *small(tmp_path, "seed=0,1")[1:])
-    assert code == 2
-    assert "seed=0,1: this command takes one value, not several." in output
-    assert "--multirun" in output
-
-
-def test_sweep_under_torchrun_is_refused(tmp_path: Path) -> None:
-    code, output = run(tmp_path, *small(tmp_path, "seed=0,1"), WORLD_SIZE="2")
-    assert code == 2
-    assert "start it without torchrun" in output
+LONG = ["duration=500steps", "checkpoint.every=500steps", "evaluate_every=500steps"]
 
 
 @pytest.mark.slow
@@ -196,55 +89,119 @@ def test_sweep_goes_on_after_a_failed_job_and_leaves_out_what_is_finished(tmp_pa
     code, output = run(tmp_path, *sweep)
     assert code == 1
     assert "Of 2 runs: 1 finished, 1 failed, 0 left." in output
-    assert "failed with exit code" in output and "fewer than one global batch of 64" in output
-    assert status(tmp_path, "batch_size=8") == "finished"
-    assert status(tmp_path, "batch_size=64") == "never started"
-    folder = tmp_path / "out" / "s" / "batch_size=8"
+    assert "failed: batch_size-64" in output and "fewer than one global batch of 64" in output
+    assert "Traceback" not in output
+    assert status(tmp_path, "batch_size-8") == "finished"
+    assert status(tmp_path, "batch_size-64") == "never started"
+    folder = tmp_path / "out" / "s" / "batch_size-8"
     before = (folder / "metrics.jsonl").stat().st_mtime_ns
+    folder = folder.rename(folder.with_name("batch_size=8"))  # as earlier versions named it
     sweep = small(tmp_path, "duration=3steps", "batch_size=4,8")
     code, output = run(tmp_path, *sweep)
     assert code == 0
     assert "2 runs, 1 finished already." in output
-    assert status(tmp_path, "batch_size=4") == "finished"
+    assert status(tmp_path, "batch_size-4") == "finished"
     assert (folder / "metrics.jsonl").stat().st_mtime_ns == before
-    assert [p.name for p in tmp_path.iterdir()] == ["out"]  # Hydra has made no folder
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
     code, output = run(tmp_path, *small(tmp_path, "duration=4steps", "batch_size=4,8"))
     assert code == 2
     assert output.count('duration: "3steps" → "4steps"') == 2
 
 
-def test_folder_of_a_job_can_be_given_to_other_commands_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    place = f"out/s/{sweep_run_name({'optimizer.learning_rate': 0.001, 'seed': 0})}"
-    Path(place).mkdir(parents=True)
-    values, _ = compose("eval", [f"checkpoint={place}"])
-    assert values["checkpoint"] == place
-    with pytest.raises(ConfigError, match="cannot be read"):
-        compose("eval", ["checkpoint=out/s/seed=1"])  # not there
-
-
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
-)
-def test_sweep_asked_to_stop_saves_the_present_job_and_exits_75(
-    tmp_path: Path, number: signal.Signals
-) -> None:
-    long = ["duration=2000steps", "checkpoint.every=2000steps", "evaluate_every=2000steps"]
-    process = start(tmp_path, *small(tmp_path, *long, "seed=0,1"))
-    wait_until(lambda: steps(tmp_path, "seed=0") >= 3, process)
+def stop(folder: Path, number: signal.Signals, *more: str) -> str:
+    """Start a sweep of two long runs and stop it during the first; returns its output."""
+    process = start(folder, *small(folder, *LONG, "seed=0,1", *more))
+    wait_until(lambda: steps(folder, "seed-0") >= 3, process)
     if number is signal.SIGTERM:
-        process.send_signal(number)  # to the sweep alone: it hands it on
+        process.send_signal(number)  # to the sweep alone: it passes it on
     else:
         os.killpg(process.pid, number)  # as a terminal does: to the job as well
     process.wait(timeout=120)
-    output = said_in(tmp_path).read_text()
+    output = said_in(folder).read_text()
     assert process.returncode == PREEMPTED, output
+    assert "Traceback" not in output
+    return output
+
+
+def test_sweep_asked_to_stop_saves_the_present_job_and_exits_75(tmp_path: Path) -> None:
+    output = stop(tmp_path, signal.SIGTERM)
     assert "Of 2 runs: 0 finished, 0 failed, 2 left." in output
-    assert status(tmp_path, "seed=0") == "preempted"
-    assert latest(tmp_path / "out" / "s" / "seed=0" / "checkpoints")
-    assert status(tmp_path, "seed=1") == "never started"
+    assert status(tmp_path, "seed-0") == "preempted"
+    assert latest(tmp_path / "out" / "s" / "seed-0" / "checkpoints")
+    assert status(tmp_path, "seed-1") == "never started"
+
+
+@pytest.mark.slow
+def test_sweep_stopped_and_killed_ends_in_the_same_bits_as_an_undisturbed_one(
+    tmp_path: Path,
+) -> None:
+    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
+    for folder in (stopped, whole):
+        folder.mkdir()
+    sweep = [*LONG, "seed=0,1", "hydra.launcher.parallel=2"]
+    stop(stopped, signal.SIGINT)
+    process = start(stopped, *small(stopped, *sweep))
+    wait_until(lambda: steps(stopped, "seed-1") >= 3, process)
+    process.kill()  # and started again at once: its jobs must have ended with it
+    process.wait()
+    for folder in (stopped, whole):
+        code, output = run(folder, *small(folder, *sweep))
+        assert code == 0, output
+        assert "Of 2 runs: 2 finished, 0 failed, 0 left." in output
+    for name in ("seed-0", "seed-1"):
+        assert_same_bits(tensors(whole, name), tensors(stopped, name))
+
+
+LAUNCHERS = {
+    "basic": [],
+    "joblib": ["hydra.launcher.n_jobs=2"],
+    "submitit_local": ["hydra.launcher.timeout_min=10"],
+}
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [pytest.param(name, marks=() if name == "joblib" else pytest.mark.slow) for name in LAUNCHERS],
+)
+def test_other_launcher_trains_and_the_same_command_trains_nothing_again(
+    tmp_path: Path, launcher: str
+) -> None:
+    given = ["duration=3steps", "seed=0,1", f"hydra/launcher={launcher}", *LAUNCHERS[launcher]]
+    code, output = run(tmp_path, *small(tmp_path, *given))
+    assert code == 0, output
+    files = [tmp_path / "out" / "s" / f"seed-{n}" / "metrics.jsonl" for n in (0, 1)]
+    assert [status(tmp_path, f"seed-{n}") for n in (0, 1)] == ["finished", "finished"]
+    assert (files[0].parent / ".hydra" / "overrides.yaml").exists()
+    if launcher == "joblib":
+        return
+    before = [file.stat().st_mtime_ns for file in files]
+    code, output = run(tmp_path, *small(tmp_path, *given))
+    assert code == 0, output
+    assert [file.stat().st_mtime_ns for file in files] == before
+
+
+@pytest.mark.slow
+def test_run_killed_under_joblib_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    for folder in (killed, whole):
+        folder.mkdir()
+    given = [
+        "duration=1000steps",
+        "checkpoint.every=5steps",
+        "evaluate_every=1000steps",
+        "seed=0,1",
+    ]
+    joblib = [*given, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    process = start(killed, *small(killed, *joblib))
+    wait_until(lambda: min(steps(killed, "seed-0"), steps(killed, "seed-1")) >= 8, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    code, output = run(killed, *small(killed, *joblib))
+    assert code == 0 and output.count("Resuming") == 2, output
+    code, output = run(whole, *small(whole, *given))
+    assert code == 0, output
+    for name in ("seed-0", "seed-1"):
+        assert_same_bits(tensors(whole, name), tensors(killed, name))
 
 
 SBATCH = """#!/usr/bin/env bash
@@ -253,43 +210,35 @@ echo "Submitted batch job 4711"
 """
 SACCT = """#!/usr/bin/env bash
 echo "JobID|State|NodeList"
-echo "4711_0|${STATE}|node1"
-echo "4711_1|COMPLETED|node1"
+echo "4711_0|FAILED|node1"
+echo "4711_1|FAILED|node1"
 """
 
 
-def cluster(folder: Path, state: str = "RUNNING") -> dict[str, str]:
-    """An environment with stand-ins for Slurm's programs."""
+def without_slurm() -> dict[str, str]:
+    """An environment in which Slurm's programs are not found, even where they are installed."""
+    return {"PATH": str(Path(sys.executable).parent)}
+
+
+def with_slurm(folder: Path) -> dict[str, str]:
+    """An environment with stand-ins for Slurm's programs; their jobs fail at once."""
     programs = folder / "bin"
-    programs.mkdir(exist_ok=True)
+    programs.mkdir()
     for name, text in {"sbatch": SBATCH, "sacct": SACCT, "srun": "#!/bin/sh\n"}.items():
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
-    return {
-        "PATH": f"{programs}:{os.environ['PATH']}",
-        "TAKEN": str(folder / "taken"),
-        "STATE": state,
-    }
+    return {"PATH": f"{programs}:{os.environ['PATH']}", "TAKEN": str(folder / "taken")}
 
 
-def test_sweep_for_slurm_hands_over_each_job_once(tmp_path: Path) -> None:
-    pytest.importorskip("submitit")
+def test_sweep_for_slurm_submits_an_array_that_is_warned_before_its_limit(tmp_path: Path) -> None:
     sweep = small(tmp_path, "seed=0,1", "hydra/launcher=submitit_slurm")
     sweep += ["hydra.launcher.partition=gpu", "hydra.launcher.gpus_per_node=4"]
-    sweep += ["hydra.launcher.tasks_per_node=4", "hydra.launcher.max_num_timeout=9"]
-    code, output = run(tmp_path, *sweep, **cluster(tmp_path))
-    assert code == 0, output
-    assert "0 finished already, 0 submitted already, 2 submitted now" in output
-    assert "4711_0  " in output and "4711_1  " in output
+    code, output = run(tmp_path, *sweep, "hydra.launcher.tasks_per_node=4", **with_slurm(tmp_path))
+    assert code == 1, output  # as the stand-in says
     taken = (tmp_path / "taken").read_text()
     assert "#SBATCH --array=0-1" in taken and "#SBATCH --partition=gpu" in taken
     assert "#SBATCH --gpus-per-node=4" in taken and "#SBATCH --ntasks-per-node=4" in taken
-    assert "#SBATCH --signal=USR2@120" in taken and "#SBATCH --job-name=s" in taken
-    # Again: job 0 runs still; what was job 1 has ended without finishing its run.
-    code, output = run(tmp_path, *sweep, **cluster(tmp_path))
-    assert code == 0, output
-    assert "0 finished already, 1 submitted already, 1 submitted now" in output
-    assert "seed=1" in output and "seed=0" not in output
+    assert "#SBATCH --signal=USR2@120" in taken
 
 
 @pytest.mark.parametrize(
@@ -297,39 +246,36 @@ def test_sweep_for_slurm_hands_over_each_job_once(tmp_path: Path) -> None:
     [
         ("hydra.launcher.partitoin=x", "Did you mean 'partition'?"),
         ("hydra.launcher.timeout_min=soon", "could not be converted to Integer"),
-        ("hydra.launcher.nodes=1", "are you indeed on a slurm cluster?"),
+        ("hydra.launcher.nodes=1", "choose hydra/launcher=local"),
     ],
 )
 def test_sweep_for_slurm_with_a_mistake_is_refused(tmp_path: Path, word: str, message: str) -> None:
-    pytest.importorskip("submitit")
     sweep = small(tmp_path, "seed=0,1", "hydra/launcher=submitit_slurm", word)
-    code, output = run(tmp_path, *sweep, program=PROBE)
+    code, output = run(tmp_path, *sweep, **without_slurm())
     assert code == 2
     assert message in output and "Traceback" not in output
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
 def test_submitted_job_of_two_tasks_warned_of_its_time_limit_goes_on_to_the_same_bits(
     tmp_path: Path,
 ) -> None:
-    pytest.importorskip("submitit")
-    long = ["duration=500steps", "checkpoint.every=500steps", "evaluate_every=500steps"]
     launcher = ["hydra/launcher=submitit_local", "hydra.launcher.tasks_per_node=2"]
     ends = {}
     for name in ("whole", "warned"):
         folder = tmp_path / name
         folder.mkdir()
-        code, output = run(folder, *small(folder, *long, "seed=choice(0)", *launcher))
-        assert code == 0, output
+        process = start(folder, *small(folder, *LONG, "seed=choice(0)", *launcher))
         if name == "warned":
-            wait_until(lambda folder=folder: steps(folder, "seed=0") >= 3)  # type: ignore[misc]
-            controller = output.split("submitted now.\n")[1].split()[0]
-            children = Path(f"/proc/{controller}/task/{controller}/children").read_text()
+            wait_until(lambda folder=folder: steps(folder, "seed-0") >= 3, process)  # type: ignore[misc]
+            (job,) = (folder / "out" / "s" / ".submitit").iterdir()
+            children = Path(f"/proc/{job.name}/task/{job.name}/children").read_text()
             for child in children.split():  # as submitit does, shortly before the end
                 os.kill(int(child), signal.SIGUSR2)
-        wait_until(lambda folder=folder: status(folder, "seed=0") == "finished")  # type: ignore[misc]
-        run_folder = folder / "out" / "s" / "seed=0"
-        ends[name] = read_checkpoint(latest(run_folder / "checkpoints")[0]).tensors
+        code = process.wait(timeout=300)
+        assert code == 0, said_in(folder).read_text()
+        ends[name] = tensors(folder, "seed-0")
         logs = "".join(f.read_text() for f in folder.rglob("*_0_log.*"))
         assert "2 devices" in logs
         assert ("Stopped after step" in logs) == (name == "warned")

@@ -274,7 +274,7 @@ def test_train_ends_with_commands_that_can_be_typed(
     assert len(lines) == 4
     for line in lines:
         command = shlex.split(line.replace("python eval.py", "vision eval"), comments=True)
-        assert main([*command[1:], "--cfg"]) == 0
+        assert main([*command[1:], "--cfg", "job"]) == 0
         assert str(tmp_path) in capsys.readouterr().out
 
 

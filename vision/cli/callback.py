@@ -3,6 +3,7 @@
 Hydra swallows the exceptions of a callback, so a mistake leaves it as `Ended`, a SystemExit.
 """
 
+import atexit
 import os
 import shutil
 import tempfile
@@ -18,13 +19,13 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 
 from vision.cli.commands import COMMANDS, Choices, Command
 from vision.cli.composition import Composer, Jobs, expand, plain, quoted
 from vision.cli.synonyms import remedy
 from vision.config import ConfigError, parse
-from vision.sweeps.cluster import TIMEOUTS
+from vision.sweeps.cluster import cluster_settings
 from vision.sweeps.points import point_folder
 from vision.training.configs import TrainConfig
 from vision.training.run.run_folder import Run, find_run, run_name
@@ -50,12 +51,11 @@ class CheckSettings(Callback):
     """Checks the settings of a command, and finds the folder of a training run or sweep."""
 
     def __init__(self, command: str) -> None:
-        self._name = command
-        self._unused = ""
+        self._name = command  # alone is pickled for the process of a job
 
     @property
     def command(self) -> Command:
-        """The command; only its name is pickled for the process of a job."""
+        """The command whose settings are checked."""
         return COMMANDS[self._name]
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
@@ -91,11 +91,13 @@ class CheckSettings(Callback):
                     "processes per run: hydra/launcher=submitit_local "
                     "hydra.launcher.tasks_per_node=2."
                 )
-            composer = Composer(config.hydra.job.config_name, tuple(config.hydra.overrides.hydra))
+            given = _words(config.hydra.overrides.hydra)
+            composer = Composer(config.hydra.job.config_name, tuple(given))
             known = config.hydra.runtime.choices["hydra/sweeper"] == "basic"
             params = OmegaConf.select(config, "hydra.sweeper.params") or {}
             words = [f"{key}={value}" for key, value in params.items()]
-            jobs = expand(composer.read([*words, *config.hydra.overrides.task])[0], known)
+            words += _words(config.hydra.overrides.task)
+            jobs = expand(composer.read(words)[0], known)
             points = check_jobs(self.command, composer, jobs)
             pinned: dict[str, Any] = {
                 "hydra.job.config.override_dirname.exclude_keys": [
@@ -103,37 +105,32 @@ class CheckSettings(Callback):
                     *jobs.fixed,
                 ]
             }
-            given = " ".join(config.hydra.overrides.hydra)
-            if "max_num_timeout" in config.hydra.launcher and "max_num_timeout" not in given:
-                pinned["hydra.launcher.max_num_timeout"] = TIMEOUTS
+            launcher = config.hydra.runtime.choices["hydra/launcher"]
+            pinned |= cluster_settings(launcher, given)
             if config.hydra.sweep.dir == "auto":
                 pinned["hydra.sweep.dir"] = self._sweep_folder(composer, jobs)
             _pin(config, pinned)
             if self.command.config is TrainConfig and known:
                 _check_runs(points, pinned)
 
-    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Remove what Hydra writes about a sweep of a command that is to leave nothing behind."""
-        if self._unused:
-            shutil.rmtree(self._unused)
-
     def _sweep_folder(self, composer: Composer, jobs: Jobs) -> str:
         """Folder of a sweep; its name follows from the settings with one value, so that further
         values of a swept setting join the same sweep.
         """
-        if self.command.config is not TrainConfig:
-            self._unused = tempfile.mkdtemp(prefix="vision-")
-            return self._unused
+        if self.command.config is not TrainConfig:  # which is to leave nothing behind
+            folder = tempfile.mkdtemp(prefix="vision-")
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            return folder
         if "name" in jobs.swept:
             raise ConfigError("name: the name is the sweep's; give it one value.")
         values, chosen = plain(composer.compose(list(jobs.fixed.values())), complete=False)
         name = values["name"]
         if name == "auto":
             name = run_name(values, "-".join(filter(None, ["sweep", _label(chosen, jobs.swept)])))
-        folder = Path(values["output"]) / name
-        if Run(folder).status():
-            raise ConfigError(f"name: {folder} is a single run; choose another name.")
-        return str(folder)
+        sweep = Path(values["output"]) / name
+        if Run(sweep).status():
+            raise ConfigError(f"name: {sweep} is a single run; choose another name.")
+        return str(sweep)
 
 
 def checked(command: Command, values: Mapping[str, Any], chosen: Choices) -> Any:
@@ -196,10 +193,7 @@ def _pin(config: DictConfig, settings: Mapping[str, Any]) -> None:
     with read_write(config.hydra), open_dict(config.hydra):
         for key, value in settings.items():
             OmegaConf.update(config, key, value)
-            listed = (
-                f"[{','.join(map(quoted, value))}]" if isinstance(value, list) else quoted(value)
-            )
-            config.hydra.overrides.hydra.append(f"{key}={listed}")
+            config.hydra.overrides.hydra.append(f"{key}={quoted(value)}")
 
 
 def _label(chosen: Choices, without: Sequence[str] = ()) -> str:
@@ -211,9 +205,14 @@ def _is_first_process() -> bool:
     return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
 
 
-def _point_name(sweep: str, words: Sequence[str], fixed: Sequence[str]) -> str:
+def _words(overrides: ListConfig) -> list[str]:
+    """Overrides as they were given, with references such as ${hydra.job.num} left as they are."""
+    return list(map(str, OmegaConf.to_container(overrides, resolve=False) or ()))
+
+
+def _point_name(sweep: str, words: ListConfig, fixed: Sequence[str]) -> str:
     """Resolve ${point_name:folder of the sweep,words of a job,settings with one value}."""
-    overrides = OverridesParser.create().parse_overrides(list(words))
+    overrides = OverridesParser.create().parse_overrides(_words(words))
     swept = {o.key_or_group: o.value() for o in overrides if o.key_or_group not in fixed}
     return point_folder(Path(sweep), swept)
 

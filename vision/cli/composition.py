@@ -23,42 +23,40 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from vision.cli.commands import Choices
+from vision.cli.help import shown
 from vision.cli.listing import CONFIGS, unknown_choice
 from vision.config import ConfigError, suggest
 
 
 def compose(
-    name: str, overrides: Sequence[str], folders: Sequence[Path] = (), complete: bool = True
+    name: str, overrides: Sequence[str], complete: bool = True
 ) -> tuple[dict[str, Any], Choices]:
     """The plain settings that a YAML file and overrides make, and the choice in each group.
 
     With `complete`, every mandatory value must be there.
     """
-    with own_hydra():
-        composer = Composer(name, tuple(searched(folders)))
-        words, mistakes = composer.lenient(overrides)
-        if mistakes:
-            raise ConfigError("\n".join(mistakes))
-        return plain(composer.compose(words), complete)
+    with composer(name) as yaml:
+        return plain(yaml.compose(yaml.usable(overrides)), complete)
 
 
 @contextmanager
-def own_hydra(folder: Path = CONFIGS) -> Iterator[None]:
-    """Within, settings are composed from a folder of YAML, outside of any Hydra application."""
-    with initialize_config_dir(str(folder), version_base="1.3"):
-        yield
+def composer(
+    name: str, hydra_words: Sequence[str] = (), folders: Sequence[Path] = (CONFIGS,)
+) -> Iterator["Composer"]:
+    """Compose outside of a Hydra application, from folders of YAML."""
+    first = next((f for f in folders if (f / f"{name}.yaml").is_file()), folders[0])
+    others = [f"file://{folder.resolve()}" for folder in folders if folder != first]
+    search = [f"hydra.searchpath={quoted(others)}"] if others else []
+    with initialize_config_dir(str(first.resolve()), version_base="1.3"):
+        yield Composer(name, (*search, *hydra_words))
 
 
-def searched(folders: Sequence[Path]) -> list[str]:
-    """Overrides for further folders of YAML, as Hydra's option --config-dir adds them."""
-    places = ",".join(quoted(f"file://{folder.resolve()}") for folder in folders)
-    return [f"hydra.searchpath=[{places}]"] if folders else []
-
-
-def quoted(text: str) -> str:
+def quoted(value: Any) -> str:
     """A value as Hydra's grammar takes it, whatever its characters."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    if isinstance(value, list):
+        return f"[{','.join(map(quoted, value))}]"
+    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"' if isinstance(value, str) else escaped
 
 
 def plain(composed: DictConfig, complete: bool = True) -> tuple[dict[str, Any], Choices]:
@@ -99,6 +97,8 @@ class Composer:
             return hydra_compose(self.name, words, return_hydra_config=True)
         except MissingConfigException as error:
             group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+            if not group:
+                raise ConfigError(f"--config-name: there is no '{choice}.yaml'.") from error
             raise ConfigError(unknown_choice(group, choice, self.options(group))) from error
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(first_line(error)) from error
@@ -131,55 +131,56 @@ class Composer:
                 mistakes.append(str(error))
         return overrides, mistakes
 
+    def usable(self, words: Sequence[str]) -> list[str]:
+        """The words in a form that composes; refused if there is none."""
+        lenient, mistakes = self.lenient(words)
+        if mistakes:
+            raise ConfigError("\n".join(mistakes))
+        return lenient
+
     def lenient(self, words: Sequence[str], several: bool = False) -> tuple[list[str], list[str]]:
         """The words with `key=value` written as `++key=value`, and messages on those that cannot be
         used. With `several` a word may have more than one value.
         """
         overrides, mistakes = self.read(words)
-        usable = []
+        lenient = []
         for override in overrides:
-            word = str(override.input_line)
-            options = self.options(override.key_or_group)
+            word, group = str(override.input_line), override.key_or_group
+            options = self.options(group)
             if override.is_sweep_override() and not several:
-                mistakes.append(
-                    f"{word}: a run takes one value, not several; --multirun tries all."
-                )
+                mistakes.append(f"{word}: a run takes one value; --multirun is for several.")
             elif options and not override.is_delete():
-                chosen = [choice.removesuffix(".yaml") for choice in _chosen(override)]
-                unknown = [choice for choice in chosen if choice not in options]
-                group = override.key_or_group
+                unknown = [c for c in _chosen(override) if c.removesuffix(".yaml") not in options]
                 mistakes += [unknown_choice(group, choice, options) for choice in unknown]
-                usable += [] if unknown else [word]
-            elif override.is_delete() or override.is_hydra_override():
-                usable.append(word)
+                lenient += [] if unknown else [word]
             else:
-                usable.append("++" + word.lstrip("+"))
-        return usable, mistakes
+                lenient.append(word if override.is_delete() else f"++{word.lstrip('+')}")
+        return lenient, mistakes
 
-    def unknown_hydra_words(self, words: Sequence[str] = ()) -> list[str]:
-        """Messages on the words for Hydra's own settings that do not exist. Of `words`, search=…
-        chooses the sweeper.
-        """
-        overrides, mistakes = self.read(self.hydra_words)
-        settings = [o for o in overrides if o.key_or_group.startswith("hydra.")]
-        groups = [str(o.input_line) for o in overrides if o not in settings]
-        search = [word for word in words if word.startswith("search=")]
-        known = Composer(self.name, tuple(groups)).compose(search) if settings else None
+    def unknown_hydra_words(self) -> dict[str, str]:
+        """Messages on the words for Hydra's own settings that do not exist."""
+        overrides = [o for o in self.read(self.hydra_words)[0] if not o.is_force_add()]
+        settings = [o for o in overrides if not o.is_add() and o.key_or_group[:6] == "hydra."]
+        groups = [w for w in self.hydra_words if w.startswith(("hydra/", "hydra.searchpath="))]
+        known = Composer(self.name, tuple(groups)).compose([]) if settings else None
+        messages = {}
         for override in settings:
+            word = str(override.input_line)
             parent, _, key = override.key_or_group.rpartition(".")
             place = OmegaConf.select(known, parent) if known is not None else None
-            if isinstance(place, DictConfig) and key not in place and not override.is_force_add():
-                near = suggest(key, map(str, place))
-                mistakes.append(f"{override.input_line}: unknown setting. {near}")
-        return mistakes
+            if not isinstance(place, DictConfig):
+                messages[word] = f"{word}: unknown setting. To add it, write +{word}."
+            elif key not in place:
+                messages[word] = f"{word}: unknown setting. {suggest(key, map(str, place))}"
+        return messages
 
 
 def _chosen(override: Override) -> list[str]:
     """The choices of a group that a word names."""
-    if override.is_sweep_override():
-        return [str(c) for c in override.sweep_iterator()] if override.is_discrete_sweep() else []
     value = override.value()
-    return [str(c) for c in (value if isinstance(value, list) else [value]) if c is not None]
+    if override.is_discrete_sweep():
+        return [str(choice) for choice in override.sweep_iterator()]
+    return [str(c) for c in value] if isinstance(value, list) else [shown(value)]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import inspect
 import json
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -16,7 +16,7 @@ def command_help(
     summary: str,
     config: type[Config],
     values: Mapping[str, Any],
-    choices: Mapping[str, Mapping[str, str]],
+    choices: Mapping[str, Iterable[str]],
 ) -> str:
     """Return the help of a command, for its present values and its groups of choices."""
     columns = min(shutil.get_terminal_size().columns, 120)

@@ -5,15 +5,31 @@ signals reach the training itself.
 """
 
 import os
+import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from vision.config import ConfigError
 from vision.sweeps.outcome import RunPreemptedError
 
-TIMEOUTS = 1000
-"""Number of times that a job is requeued at its time limit: a run resumes where it was cut off."""
+TIMEOUTS = "hydra.launcher.max_num_timeout"
+
+
+def cluster_settings(launcher: str, given: Iterable[str]) -> dict[str, str]:
+    """Settings of Hydra's launcher that differ from the plugin's unless given; refused where
+    there is no Slurm.
+    """
+    if launcher != "submitit_slurm":
+        return {}
+    if shutil.which("srun") is None:
+        raise ConfigError(
+            "hydra/launcher=submitit_slurm: there is no srun here. Call it on a node of a Slurm "
+            "cluster, or choose hydra/launcher=local."
+        )
+    # A run resumes where it was cut off, so a job may be requeued whenever its time is up.
+    return {} if any(TIMEOUTS in word for word in given) else {TIMEOUTS: "1000"}
 
 
 @contextmanager

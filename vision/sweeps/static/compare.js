@@ -191,7 +191,7 @@ function table() {
   const status = (row) => (row.status === "finished" ? row.status : `${row.status} at ${percent(row.part, 0)}`);
   const number = (text) => element("td", { class: "number" }, String(text));
   byId("rows").replaceChildren(
-    element("thead", {}, element("tr", {}, ...headers.map((text) => element("th", { scope: "col" }, text)))),
+    element("thead", {}, element("tr", {}, ...headers.map((text, i) => element("th", { scope: "col", class: i < headers.length - 2 ? "number" : null }, text)))),
     element("tbody", {}, ...order.map((row) => element("tr", { class: isWinner(row) ? "winner" : null, onmouseenter: () => single(rows.indexOf(row)), onmouseleave: () => single(null) },
       number(row.number), ...row.texts.map((text) => number(text)), number(value(row)), number(row.n), element("td", {}, status(row)),
       element("td", { class: "muted" }, row.folder.split("/").pop())))));
