@@ -79,6 +79,34 @@ def test_mistake_is_refused_before_the_first_trial(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ("search=scrach", "Did you mean 'scratch'"),
+        ("search=scratch hydra.sweeper.n_trial=3", "Did you mean 'n_trials'"),
+        ("search=scratch model.dpeth=3 'model.width=interval(1,2)'", r"model\.depth"),
+    ],
+)
+def test_mistake_beside_a_ready_search_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str, remedy: str
+) -> None:
+    more = [f"output={tmp_path / 'out'}", "hydra/launcher=plan"]
+    assert main(["train", *more, *shlex.split(given)]) == 2
+    said = capsys.readouterr().err
+    assert re.search(remedy, said) and "Traceback" not in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["finetune", "scratch"])
+def test_ready_search_shows_its_first_trials(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    more = ["hydra/launcher=plan", "hydra.sweeper.parallel=3", f"output={tmp_path / 'out'}"]
+    assert main(["train", f"search={name}", *more]) == 0
+    assert capsys.readouterr().out.count("--- #") == 3
+    assert not (tmp_path / "out").exists()
+
+
 def test_search_without_optuna_names_the_extra(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
