@@ -128,7 +128,7 @@ def test_command_takes_a_choice_of_every_group_that_it_has(command: str) -> None
             check(command, f"{group}={choices[0].stem}")
 
 
-WHOLE_RUNS = ("recipe", "experiment")
+WHOLE_RUNS = ("recipe", "experiment", "search")
 """Groups that set many settings of a run at once and are none themselves."""
 
 

@@ -196,14 +196,16 @@ class Application:
         """
         own = [word for word in words if word.lstrip("+~").startswith(("hydra.", "hydra/"))]
         with self._composer(own) as yaml:
-            several = self.options.multirun or "hydra.mode=MULTIRUN" in own
+            search = [word for word in words if word.startswith("search=")]  # chooses a sweeper
+            several = self.options.multirun or "hydra.mode=MULTIRUN" in own or bool(search)
+            known = several and not search and not any(w.startswith("hydra/sweeper=") for w in own)
             lenient, mistakes = yaml.lenient([w for w in words if w not in own], several)
-            if unknown := yaml.unknown_hydra_words():
+            if unknown := yaml.unknown_hydra_words(search):
                 mistakes += unknown.values()
                 words_left = tuple(w for w in yaml.hydra_words if w not in unknown)
                 yaml = replace(yaml, hydra_words=words_left)
             try:
-                check_jobs(COMMANDS[self.name], yaml, expand(yaml.read(lenient)[0], several))
+                check_jobs(COMMANDS[self.name], yaml, expand(yaml.read(lenient)[0], known))
             except ConfigError as error:
                 mistakes.append(str(error))
         if mistakes:

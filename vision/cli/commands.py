@@ -172,6 +172,7 @@ def _train(config: TrainConfig) -> int:
 
 def _compare(config: CompareConfig) -> int:
     from vision.sweeps.compare import compare
+    from vision.sweeps.compare_page import comparison_page
     from vision.sweeps.compare_report import csv_text, json_text, latex_text, table_text
     from vision.sweeps.results import find_runs
 
@@ -182,7 +183,8 @@ def _compare(config: CompareConfig) -> int:
     if config.format == "table":
         text = table_text(comparison, to_file=config.output is not None)
     else:
-        text = {"csv": csv_text, "latex": latex_text, "json": json_text}[config.format](comparison)
+        texts = {"csv": csv_text, "latex": latex_text, "json": json_text, "html": comparison_page}
+        text = texts[config.format](comparison)
     if config.output is None:
         print(text, end="")
         return 0

@@ -157,12 +157,12 @@ class Composer:
                 lenient.append(word if override.is_delete() else f"++{word.lstrip('+')}")
         return lenient, mistakes
 
-    def unknown_hydra_words(self) -> dict[str, str]:
-        """Messages on the words for Hydra's own settings that do not exist."""
+    def unknown_hydra_words(self, words: Sequence[str] = ()) -> dict[str, str]:
+        """Messages on the words for Hydra's own settings that do not exist with these `words`."""
         overrides = [o for o in self.read(self.hydra_words)[0] if not o.is_force_add()]
         settings = [o for o in overrides if not o.is_add() and o.key_or_group[:6] == "hydra."]
         groups = [w for w in self.hydra_words if w.startswith(("hydra/", "hydra.searchpath="))]
-        known = Composer(self.name, tuple(groups)).compose([]) if settings else None
+        known = Composer(self.name, tuple(groups)).compose(words) if settings else None
         messages = {}
         for override in settings:
             word = str(override.input_line)

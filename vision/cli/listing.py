@@ -16,6 +16,7 @@ LISTINGS = {
     "augmentations": "augment",
     "recipes": "recipe",
     "experiments": "experiment",
+    "searches": "search",
 }
 """Words after `vision list`, with the group of YAML files that each lists."""
 

@@ -36,7 +36,7 @@ def table_text(comparison: Comparison, to_file: bool = False) -> str:
         table.add_row(*map(plain, row), style=style)
     with console.capture() as captured:
         console.print(table)
-        console.print(plain(_caption(comparison)), soft_wrap=True)
+        console.print(plain(caption(comparison)), soft_wrap=True)
         for note in comparison.notes:
             console.print(plain(f"· {note}"), soft_wrap=True)
     return captured.get()
@@ -52,7 +52,7 @@ def csv_text(comparison: Comparison) -> str:
     for group in comparison.groups:
         writer.writerow(
             [
-                *(_setting(group, key) for key in comparison.differing),
+                *(setting_text(group, key) for key in comparison.differing),
                 *(group.mean, group.std, len(group.values), group.seconds, group.parameters),
                 sum(run.finished for run in group.runs),
                 sum(not run.finished for run in group.runs),
@@ -98,7 +98,7 @@ def latex_text(comparison: Comparison) -> str:
     headers, rows = _cells(comparison)
     best = comparison.best()
     settings = len(comparison.columns)
-    lines = [f"% {line}" for line in (_caption(comparison), *comparison.notes)]
+    lines = [f"% {line}" for line in (caption(comparison), *comparison.notes)]
     lines += [
         rf"\begin{{tabular}}{{{'l' * settings}{'r' * (len(headers) - settings)}}}",
         r"\toprule",
@@ -126,7 +126,7 @@ def _cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     headers = [*titles, f"{comparison.metric}{unit}", "n", "time", "parameters"]
     rows = [
         [
-            *(_setting(group, key) for key in keys),
+            *(setting_text(group, key) for key in keys),
             _value(comparison.metric, group),
             _number(group),
             ABSENT if group.seconds is None else elapsed(group.seconds),
@@ -153,14 +153,16 @@ def _number(group: RunGroup) -> str:
     return f"{len(group.values)}" + (f" (+{others})" if others else "")
 
 
-def _setting(group: RunGroup, key: str) -> str:
+def setting_text(group: RunGroup, key: str) -> str:
+    """The value of a setting in a group, as text."""
     if key not in group.settings:
         return ABSENT
     value = group.settings[key]
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _caption(comparison: Comparison) -> str:
+def caption(comparison: Comparison) -> str:
+    """A sentence on what the numbers are."""
     best = comparison.select == "best"
     evaluation = "the evaluation of best.safetensors" if best else "the last evaluation"
     weights = {"auto": "averaged where available", "val": "raw", "val_ema": "averaged"}

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import AfterValidator, Field, model_validator
 
 from vision.checkpoints.configs import Renaming
-from vision.config import Config, Count, PositiveInt, Rate
+from vision.config import Config, Count, PositiveInt, Probability, Rate
 from vision.data.configs import AugmentConfig, DataConfig, LoaderConfig, PreprocessConfig
 from vision.models.configs import ModelChoice
 
@@ -199,6 +199,19 @@ class ProbeFirstConfig(Config):
     """Peak learning rate, not scaled with the batch."""
 
 
+class PruneConfig(Config):
+    """Pruning of a bad run; set by a search from the results of its earlier trials."""
+
+    bounds: tuple[tuple[Probability, float], ...]
+    """Pairs of a part of training (step / steps) and a value of checkpoint.best, in ascending order
+    of the parts. A run stops after an evaluation if its best value so far is worse than the last
+    bound up to there."""
+
+    def bound_at(self, part: float) -> float | None:
+        """The bound that holds at a part of training, if there is one yet."""
+        return next((bound for start, bound in reversed(self.bounds) if start <= part), None)
+
+
 class TrainConfig(Config):
     """A training run."""
 
@@ -265,6 +278,8 @@ class TrainConfig(Config):
     objective: ObjectiveName | Annotated[tuple[ObjectiveName, ...], Field(min_length=1)]
     """Metric of the best checkpoint that a sweep optimises, such as val/top1, or a list of several;
     auto: that of checkpoint.best."""
+    prune: PruneConfig | None
+    """Bounds below which the run is stopped; null: none."""
     log: LogConfig
 
     @model_validator(mode="after")
@@ -301,6 +316,7 @@ class CompareConfig(Config):
     """Evaluations of the raw weights or of their average; auto: the average if there is one."""
     select: Literal["best", "last"]
     """Evaluation of best.safetensors, or the last one."""
-    format: Literal["table", "csv", "latex", "json"]
+    format: Literal["table", "csv", "latex", "json", "html"]
+    """html: a page with history, importance of each setting and parallel coordinates."""
     output: Path | None
     """File to write to instead of printing."""

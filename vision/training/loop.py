@@ -117,6 +117,10 @@ def _loop(job: TrainingJob, stop: StopRequest, reporter: Reporter) -> int:
     )
     clock = time.perf_counter()
     while state.step < schedule.total:
+        if state.evaluated == state.step and _is_worse_than_bound(job):
+            job.set_status("pruned", best=state.best)
+            reporter.say(f"Pruned after step {state.step}: earlier trials were better by then.")
+            return 0
         parts = [next(batches) for _ in range(job.order.accumulation)]
         if state.step == 0 and reporter.wandb_run is not None:
             reporter.image(0, "train/images", task.training_sheet(parts[0]))
@@ -144,6 +148,14 @@ def _loop(job: TrainingJob, stop: StopRequest, reporter: Reporter) -> int:
     job.set_status("finished", best=state.best)
     reporter.finish(job)
     return 0
+
+
+def _is_worse_than_bound(job: TrainingJob) -> bool:
+    """Whether the best value so far is worse than what a search requires at this step."""
+    if job.config.prune is None or job.state.best is None:
+        return False
+    bound = job.config.prune.bound_at(job.state.step / job.schedule.total)
+    return bound is not None and better(job.config.checkpoint.best, bound, job.state.best)
 
 
 def _nonfinite(job: TrainingJob, parts: Sequence[Any], reporter: Reporter) -> None:

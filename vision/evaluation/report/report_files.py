@@ -25,6 +25,7 @@ from vision.evaluation.evaluated_model import Answers
 from vision.evaluation.metrics import chunks
 from vision.evaluation.model_metrics import confident_mistakes
 from vision.evaluation.report.eval_report import Report
+from vision.evaluation.report.self_contained import self_contained
 from vision.models.configs import AutoModelConfig
 
 SCRIPTS = ("draw.js", "confusion.js", "sections.js", "report.js")
@@ -129,17 +130,12 @@ def _unwritable(folder: Path, error: OSError) -> ConfigError:
 def page(report: Mapping[str, Any], galleries: Sequence[Sequence[Mapping[str, Any]]]) -> str:
     """The page of a report (from `Report.as_dict`) with a gallery for each of its models."""
     static = files("vision.evaluation.report") / "static"
-    scripts = "\n".join((static / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    html, style, *scripts = (
+        (static / name).read_text(encoding="utf-8")
+        for name in ("report.html", "report.css", *SCRIPTS)
+    )
     shown = {key: value for key, value in report.items() if key not in ("files", "settings")}
-    payload = json.dumps({"report": shown, "galleries": galleries}, separators=(",", ":"))
-    # Within a script element a browser interprets only "</script" and "<!--".
-    payload = payload.replace("<", "\\u003c")
-    style = (static / "report.css").read_text(encoding="utf-8")
-    text = (static / "report.html").read_text(encoding="utf-8")
-    # The data comes last, because names of classes may look like a mark.
-    for mark, part in (("/*STYLE*/", style), ("/*SCRIPT*/", scripts), ("/*DATA*/", payload)):
-        text = text.replace(mark, part, 1)
-    return text
+    return self_contained(html, style, scripts, {"report": shown, "galleries": galleries})
 
 
 def gallery(answers: Answers, most: int, max_pixels: int) -> list[dict[str, Any]]:

@@ -2,8 +2,8 @@
 
 outputs/<name>/
     config.json    the settings of the run
-    status.json    running | finished | preempted | failed, step, number of steps, duration in
-                   seconds, parameters of the model, micro-batch
+    status.json    running | finished | pruned | preempted | failed, step, number of steps,
+                   duration in seconds, parameters of the model, micro-batch
     metrics.jsonl  every number, one line per event; trackers get copies
     load_report.json  report on loading the initial weights, if there were any
     features/      cached features of a probe; see probe.py
@@ -47,6 +47,7 @@ FREE = (
     "loader.start_method",
     "checkpoint.keep",
     "objective",
+    "prune",
     "log",
 )
 """Settings that may differ when a run is resumed: they do not change what is learned."""
@@ -159,7 +160,9 @@ class Run:
                 + "\n".join(f"  {line}" for line in differences)
                 + "\nChoose another name, or allow_changes=true to resume with the new settings."
             )
-        return "finished" if status["status"] == "finished" else "resume"
+        if status["status"] == "pruned" and config.prune is None:
+            return "resume"  # to its end, without the search that stopped it
+        return "finished" if status["status"] in ("finished", "pruned") else "resume"
 
     def stored_settings(self) -> Mapping[str, Any]:
         """The settings that the run was started with."""

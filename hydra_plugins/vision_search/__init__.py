@@ -1,0 +1,1 @@
+"""The sweeper of this project: `hydra/sweeper=search`."""
