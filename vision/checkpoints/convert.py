@@ -75,10 +75,10 @@ def convert(
                 written = _write_folder(output, tensors, beside)
             case "torchvision":
                 tensors = torchvision_tensors(export)
-                written = _write_file(output, tensors)
+                written = _write_file(output, _separate(tensors))
             case "official":
                 tensors = official_tensors(export)
-                written = _write_file(output, {"model": tensors})
+                written = _write_file(output, {"model": _separate(tensors)})
             case "vision":
                 tensors = {f"model.{name}": tensor for name, tensor in export.tensors.items()}
                 write_checkpoint(output, tensors, _record(export))
@@ -106,9 +106,7 @@ def _write_folder(
 ) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     weights = folder / "model.safetensors"
-    # Parts of one tensor of ours share its memory, which the library refuses to store.
-    own = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
-    save_file(own, weights, metadata={"format": "pt"})
+    save_file(_separate(tensors), weights, metadata={"format": "pt"})
     files = [weights]
     for name, content in beside.items():
         files.append(folder / name)
@@ -118,16 +116,16 @@ def _write_folder(
 
 def _write_file(path: Path, content: Mapping[str, Any]) -> list[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
-
-    def own(value: Any) -> Any:
-        """A part of a tensor is stored with all of its memory, unless it has its own."""
-        if isinstance(value, Tensor):
-            return value.detach().contiguous().clone()
-        return {name: own(inner) for name, inner in value.items()}
-
     with replacing(path) as file:
-        torch.save(own(content), file)
+        torch.save(content, file)
     return [path]
+
+
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors with memory of their own. Parts of one tensor of ours share its memory, which
+    safetensors refuses to store and torch would store whole with each part.
+    """
+    return {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
 
 
 def _record(export: Export) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from vision.models.build import build_model
 from vision.models.configs import ModelConfig, SwinConfig, SwinV2Config, TimmConfig, ViTConfig
 from vision.models.windows import stage_windows
 
+_OwnModel = ViTConfig | SwinConfig | SwinV2Config
 Shapes = Mapping[str, Sequence[int]]
 Comparison = tuple[str, Any, Any]
 """A field of the record, its value there, and the value that the tensors have."""
@@ -169,28 +170,27 @@ def check_sizes(record: RunRecord, shapes: Shapes, path: Path) -> None:
     they are loaded.
     """
     if isinstance(record.model, TimmConfig):
-        _check_timm(record, record.model, shapes, path)
-    for field, recorded, found in _compared(record, shapes):
-        if recorded != found:
-            said = f"{field} = {_shown(recorded)}, its tensors say {_shown(found)}"
-            raise CheckpointError(f"{path} contradicts itself: its record says {said}. {OLDER}")
-    _check_derived(record, _derived(record), path)
-    if isinstance(record.tune, LoraRecord):
-        _check_additions(record.tune, shapes, path)
-
-
-def _check_derived(record: RunRecord, numbers: int, path: Path) -> None:
+        numbers = _check_timm(record, record.model, shapes, path)
+    else:
+        for field, recorded, found in _compared(record, record.model, shapes):
+            if recorded != found:
+                said = f"{field} = {_shown(recorded)}, its tensors say {_shown(found)}"
+                raise CheckpointError(f"{path} contradicts itself: its record says {said}. {OLDER}")
+        numbers = _derived(record, record.model)
     if numbers > _LARGEST:
         raise CheckpointError(
             f"{path} has an invalid record: images of {_shown(record.preprocess.image_size)} "
             f"pixels would need tables of {numbers} numbers; at most {_LARGEST} are possible. "
             f"{OLDER}"
         )
+    if isinstance(record.tune, LoraRecord):
+        _check_additions(record.tune, shapes, path)
 
 
-def _check_timm(record: RunRecord, config: TimmConfig, shapes: Shapes, path: Path) -> None:
-    """Refuse a model of timm that is far larger than its tensors. Only timm knows its sizes, so it
-    builds the model, on the meta device, where weights and tables take no memory.
+def _check_timm(record: RunRecord, config: TimmConfig, shapes: Shapes, path: Path) -> int:
+    """Refuse a model of timm that is far larger than its tensors; return the size of its tables.
+    Only timm knows its sizes, so it builds the model, on the meta device, where weights and tables
+    take no memory.
     """
     size, classes = record.preprocess.image_size, len(record.classes)
     try:
@@ -208,14 +208,11 @@ def _check_timm(record: RunRecord, config: TimmConfig, shapes: Shapes, path: Pat
             f"{path} contradicts itself: {_shown(config.name)} of timm has {wanted} parameters, "
             f"its tensors have {found} numbers. {OLDER}"
         )
-    _check_derived(record, sum(buffer.numel() for buffer in model.buffers()), path)
+    return sum(buffer.numel() for buffer in model.buffers())
 
 
-def _compared(record: RunRecord, shapes: Shapes) -> Iterator[Comparison]:
+def _compared(record: RunRecord, config: _OwnModel, shapes: Shapes) -> Iterator[Comparison]:
     """Every number of the record that is seen in a shape."""
-    config = record.model
-    if isinstance(config, TimmConfig):
-        return
     embedding = tuple(shapes.get("patch_embed.proj.weight", ()))
     yield "the axes of patch_embed.proj.weight", 4, len(embedding)
     yield "model.width", config.width, embedding[0]
@@ -243,7 +240,11 @@ def _compared(record: RunRecord, shapes: Shapes) -> Iterator[Comparison]:
     for stage in range(len(config.depths)):
         yield _hidden(config.width * 2**stage, config.mlp_ratio, shapes, f"layers.{stage}.blocks.0")
     if config.positions == "absolute":
-        yield "the cells of the grid", _cells(record), _axis(shapes, "absolute_pos_embed", 1)
+        yield (
+            "the cells of the grid",
+            _cells(record, config),
+            _axis(shapes, "absolute_pos_embed", 1),
+        )
 
 
 def _hidden(width: int, ratio: float, shapes: Shapes, block: str) -> Comparison:
@@ -255,7 +256,7 @@ def _hidden(width: int, ratio: float, shapes: Shapes, block: str) -> Comparison:
 def _rows(record: RunRecord, config: ViTConfig, shapes: Shapes) -> Comparison:
     """The rows of a learned table: one per cell, and those of the tokens before them."""
     tokens = int(config.class_token) + int(config.distillation_token)
-    rows = _cells(record) + (tokens if config.class_token_position else 0)
+    rows = _cells(record, config) + (tokens if config.class_token_position else 0)
     return "the rows of positions.table", rows, _axis(shapes, "positions.table", 1)
 
 
@@ -268,26 +269,20 @@ def _blocks(shapes: Shapes) -> dict[str, int]:
     return {stage: len(blocks) for stage, blocks in found.items()}
 
 
-def _derived(record: RunRecord) -> int:
+def _derived(record: RunRecord, config: _OwnModel) -> int:
     """The approximate size of the largest table that follows from the size of the images: the
     positions of every token, or a mask or bias for every pair of tokens of a window or image.
     """
-    match record.model:
-        case ViTConfig() as config:
-            cells = _cells(record)
-            return cells * (config.width if config.relative_bias == "none" else cells)
-        case SwinConfig() | SwinV2Config() as config:
-            cells = _cells(record)
-            windows = stage_windows(config, record.preprocess.image_size)
-            return cells * max(math.prod(window) for window in windows)
-        case TimmConfig():
-            return 0  # see _check_timm
+    cells = _cells(record, config)
+    if isinstance(config, ViTConfig):
+        return cells * (config.width if config.relative_bias == "none" else cells)
+    windows = stage_windows(config, record.preprocess.image_size)
+    return cells * max(math.prod(window) for window in windows)
 
 
-def _cells(record: RunRecord) -> int:
+def _cells(record: RunRecord, config: _OwnModel) -> int:
     """The number of patches of an image; an incomplete one counts."""
-    assert not isinstance(record.model, TimmConfig)
-    sides = zip(record.preprocess.image_size, pair(record.model.patch_size), strict=True)
+    sides = zip(record.preprocess.image_size, pair(config.patch_size), strict=True)
     return math.prod(-(-pixels // patch) for pixels, patch in sides)
 
 
