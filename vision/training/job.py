@@ -80,7 +80,7 @@ class TrainingJob:
         return self.order.batch_size // self.order.ranks // self.order.accumulation
 
     def set_status(
-        self, status: Literal["running", "finished", "preempted", "failed"], **more: Any
+        self, status: Literal["running", "finished", "pruned", "preempted", "failed"], **more: Any
     ) -> None:
         """Record the progress of the run in its folder."""
         if self.world.main:

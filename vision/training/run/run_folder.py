@@ -60,6 +60,17 @@ PREEMPTED = 75
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 
 
+def read_json(file: Path) -> Mapping[str, Any]:
+    """The content of a JSON file; empty if it does not exist."""
+    try:
+        values: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except ValueError as error:
+        raise ConfigError(f"{file} is damaged: {error}. Remove it or the whole run.") from error
+    return values
+
+
 class RunFileError(UserError, OSError):
     """A file of a run that cannot be written; the message names it."""
 
@@ -100,14 +111,7 @@ class Run:
 
     def read(self, name: str) -> Mapping[str, Any]:
         """The content of a JSON file of the run; empty if it does not exist."""
-        file = self.folder / name
-        try:
-            values: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
-        except ValueError as error:
-            raise ConfigError(f"{file} is damaged: {error}. Remove it or the whole run.") from error
-        return values
+        return read_json(self.folder / name)
 
     def write(self, name: str, values: Mapping[str, Any]) -> None:
         """Replace a JSON file of the run."""
