@@ -405,6 +405,16 @@ def test_error_of_a_job_is_worded_once(
     assert capsys.readouterr().err == text
 
 
+def test_run_that_fails_before_it_starts_leaves_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vision.training.loop.train", failing(ConfigError("no such data")))
+    assert main(["train", "name=a"]) == 2
+    assert folders(Path("outputs")) == []
+    Path("outputs/a").mkdir()
+    Path("outputs/a/.lock").touch()  # another process is about to start this run
+    assert main(["train", "name=a"]) == 2
+    assert folders(Path("outputs/a")) == [".hydra", ".lock"]
+
+
 def test_error_that_nobody_foresaw_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vision.training.loop.train", failing(RuntimeError("a fault")))
     with pytest.raises(RuntimeError, match="a fault"):
