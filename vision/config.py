@@ -1,9 +1,9 @@
 """Strict parsing of plain mappings into frozen, typed configs.
 
-Hydra composes YAML into plain mappings (see `vision/cli/composition.py`). This module turns such a
-mapping into a `Config`, or raises one `ConfigError` that lists every mistake with its full path,
-the expected value and, for a misspelt key, the nearest known one. It is independent of Hydra, of
-torch and of the config classes.
+Hydra composes YAML into plain mappings (see `vision/cli/`). This module turns such a mapping into a
+`Config`, or raises one `ConfigError` that lists every mistake with its full path, the expected
+value and, for a misspelt key, the nearest known one. It is independent of Hydra, of torch and of
+the config classes.
 """
 
 import difflib

@@ -23,8 +23,13 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
         pytest.skip("tmux and bash are needed for a terminal that completes")
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name, start in {"python": "", "vision": "-m vision"}.items():
-        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {start} "$@"\n')
+    texts = {
+        "python": f'#!/bin/sh\nexec {sys.executable} "$@"\n',
+        # as pip installs it
+        "vision": f"#!{sys.executable}\nfrom vision.cli.app import main\nexit(main())\n",
+    }
+    for name, text in texts.items():
+        (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     socket = f"vision-{uuid.uuid4().hex}"
 
