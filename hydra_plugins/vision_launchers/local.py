@@ -56,6 +56,12 @@ class SweepJob:
     folder: Path
     result: JobReturn | None = None
 
+    @property
+    def label(self) -> str:
+        """The folder; the words, for a command that leaves none behind."""
+        stays = self.config.hydra.output_subdir is not None
+        return str(self.folder) if stays else " ".join(self.overrides)
+
     def settings(self) -> dict[str, Any]:
         """The resolved settings of the command."""
         HydraConfig.instance().set_config(self.config)
@@ -115,20 +121,12 @@ class LocalProcessLauncher(Launcher):
             _find_result(job)
         waiting = [job for job in jobs if job.result is None]
         counted = f"{len(jobs)} run{'' if len(jobs) == 1 else 's'}"
-        print(f"{counted}, {len(jobs) - len(waiting)} finished already.", flush=True)
+        _say(f"{counted}, {len(jobs) - len(waiting)} finished already.")
         with stop_requests() as stop:
             self._run(waiting, len(jobs), stop)
-        failed = [job for job in jobs if job.result and job.result.status is JobStatus.FAILED]
         left = sum(job.result is None for job in jobs)
-        finished = len(jobs) - len(failed) - left
-        print(f"\nOf {counted}: {finished} finished, {len(failed)} failed, {left} left.")
-        for job in failed:
-            print(f"  failed: {job.folder.name}")
-        if failed or left:
-            print("The same command skips the finished runs and resumes the others.")
-        runs = [job.folder for job in jobs if (job.folder / "status.json").exists()]
-        if sweeps := sorted({str(folder.parent) for folder in runs}):
-            print(f"Compare with: vision compare {' '.join(sweeps)}", flush=True)
+        if self.config.hydra.runtime.choices["hydra/sweeper"] == "basic":  # others have their own
+            _summarise(jobs, counted, left)
         if stop or left:
             raise RunPreemptedError("the sweep was stopped; the same command resumes it.")
         return [job.result for job in jobs if job.result is not None]
@@ -144,7 +142,7 @@ class LocalProcessLauncher(Launcher):
                     slot = free.pop(0)
                     number = total - len(waiting) + 1
                     job = waiting.pop(0)
-                    print(f"\n[{number}/{total}] {job.folder}", flush=True)
+                    _say(f"\n[{number}/{total}] {job.label}")
                     running[slot] = JobProcess(self, job, gpus[slot % len(gpus)] if gpus else None)
                 for slot, process in list(running.items()):
                     if process.ended(stop):
@@ -192,6 +190,23 @@ class JobProcess:
         """End the process at once."""
         self._process.kill()
         self._process.join()
+
+
+def _summarise(jobs: Sequence[SweepJob], counted: str, left: int) -> None:
+    failed = [job for job in jobs if job.result and job.result.status is JobStatus.FAILED]
+    finished = len(jobs) - len(failed) - left
+    _say(f"\nOf {counted}: {finished} finished, {len(failed)} failed, {left} left.")
+    for job in failed:
+        _say(f"  failed: {job.label}")
+    if failed or left:
+        _say("The same command skips the finished runs and resumes the others.")
+    runs = [job.folder for job in jobs if (job.folder / "status.json").exists()]
+    if sweeps := sorted({str(folder.parent) for folder in runs}):
+        _say(f"Compare with: vision compare {' '.join(sweeps)}")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)  # stdout is for results
 
 
 def visible_gpus() -> list[str]:

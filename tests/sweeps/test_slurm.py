@@ -1,5 +1,6 @@
-"""slurm/train.sbatch, as far as a machine without Slurm can tell: `srun` and `scontrol` are stood
-in for by small programs that do what their manuals say; torchrun and the training are real.
+"""slurm/train.sbatch, as far as a machine without Slurm can tell: `srun`, `scancel` and `scontrol`
+are stood in for by small programs that do what the real ones did; torchrun and the training are
+real.
 """
 
 import os
@@ -22,13 +23,14 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "slurm" / "train.sbatch"
 
 SRUN = """#!/usr/bin/env bash
-# Start the command once per task and hand SIGTERM on to all of them; the highest code counts.
+# Start the command once per task; the highest code counts. A SIGTERM kills all tasks at once.
 while [[ $1 == --* ]]; do [[ $1 == --ntasks=* ]] && tasks=${1#*=}; shift; done
 children=()
-trap 'kill -TERM "${children[@]}"' TERM
+trap 'kill -KILL "${children[@]}"' TERM
 for ((node = 0; node < tasks; node++)); do
     SLURM_NODEID=$node "$@" & children+=($!)
 done
+echo "${children[@]}" >"$STEP"
 highest=0
 for child in "${children[@]}"; do
     while :; do
@@ -39,6 +41,11 @@ for child in "${children[@]}"; do
     ((code > highest)) && highest=$code
 done
 exit "$highest"
+"""
+SCANCEL = """#!/usr/bin/env bash
+# Send the signal to the tasks of the job's first step.
+[[ "$*" == "--quiet --signal=TERM $SLURM_JOB_ID.0" ]] || exit 1
+kill -TERM $(cat "$STEP")
 """
 SCONTROL = """#!/usr/bin/env bash
 if [[ $1 == show ]]; then echo localhost; else echo "$@" >>"$REQUEUED"; fi
@@ -65,10 +72,12 @@ def start_job(folder: Path, *arguments: str, **environment: str) -> subprocess.P
     """What `sbatch train.sbatch <arguments>` would start on the first node."""
     programs = folder / "bin"
     program(programs, "srun", SRUN)
+    program(programs, "scancel", SCANCEL)
     program(programs, "scontrol", SCONTROL)
     defaults = {
         "PATH": f"{programs}:{os.environ['PATH']}",
         "REQUEUED": str(folder / "requeued"),
+        "STEP": str(folder / "step"),
         "ARGUMENTS": str(folder / "arguments"),
         "PYTHON": str(program(programs, "stand-in", PYTHON)),
         "SLURM_SUBMIT_DIR": str(ROOT),

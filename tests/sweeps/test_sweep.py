@@ -89,7 +89,7 @@ def test_sweep_goes_on_after_a_failed_job_and_leaves_out_what_is_finished(tmp_pa
     code, output = run(tmp_path, *sweep)
     assert code == 1
     assert "Of 2 runs: 1 finished, 1 failed, 0 left." in output
-    assert "failed: batch_size-64" in output and "fewer than one global batch of 64" in output
+    assert "s/batch_size-64\n" in output and "fewer than one global batch of 64" in output
     assert "Traceback" not in output
     assert status(tmp_path, "batch_size-8") == "finished"
     assert status(tmp_path, "batch_size-64") == "never started"
@@ -269,8 +269,9 @@ def test_submitted_job_of_two_tasks_warned_of_its_time_limit_goes_on_to_the_same
         process = start(folder, *small(folder, *LONG, "seed=choice(0)", *launcher))
         if name == "warned":
             wait_until(lambda folder=folder: steps(folder, "seed-0") >= 3, process)  # type: ignore[misc]
-            (job,) = (folder / "out" / "s" / ".submitit").iterdir()
-            children = Path(f"/proc/{job.name}/task/{job.name}/children").read_text()
+            names = [path.name for path in (folder / "out" / "s" / ".submitit").iterdir()]
+            (job,) = filter(str.isdigit, names)
+            children = Path(f"/proc/{job}/task/{job}/children").read_text()
             for child in children.split():  # as submitit does, shortly before the end
                 os.kill(int(child), signal.SIGUSR2)
         code = process.wait(timeout=300)
