@@ -40,6 +40,7 @@ DOORS = {
     "omegaconf": HYDRA,
     "wandb": {"training/run/log.py"},
     "submitit": {"sweeps/cluster.py"},
+    "optuna": {"sweeps/search_study.py"},
 }
 
 

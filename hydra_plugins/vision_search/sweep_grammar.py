@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 
 from vision.config import ConfigError, suggest
 from vision.sweeps.search_space import Choices, Dimension, Interval, Steps
@@ -46,7 +46,9 @@ def _dimension(override: Override) -> Dimension:
         if "log" in tags and low <= 0:
             raise ConfigError(f"{word}: a logarithmic interval starts above 0.")
         return Interval(low, high, log="log" in tags, integer=integer)
-    if isinstance(sweep, RangeSweep) and not sweep.shuffle:
+    if isinstance(sweep, RangeSweep | ChoiceSweep):
+        sweep.shuffle = False  # the same space after a restart; a search has no order to shuffle
+    if isinstance(sweep, RangeSweep):
         values = tuple(sorted(set(sweep.range())))
         if values:
             return Steps(values)

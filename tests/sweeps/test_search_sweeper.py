@@ -14,11 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from small_runs import words
 
 from vision.cli.app import main
-from vision.training.run.run_folder import PREEMPTED
+from vision.cli.composition import compose
+from vision.config import parse
+from vision.training.configs import TrainConfig
+from vision.training.run.run_folder import LOWER_IS_BETTER, PREEMPTED
 
+ROOT = Path(__file__).parents[2]
 RATE = "optimizer.learning_rate=tag(log,interval(1e-4,1e-1))"
 
 SHORT = ["duration=2epochs", "evaluate_every=1epochs", "checkpoint.every=1epochs"]
@@ -113,6 +118,19 @@ def test_search_without_optuna_names_the_extra(
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert run_study(tmp_path, RATE) == 2
     assert "pip install 'vit-swin[search]'" in capsys.readouterr().err
+
+
+def test_sweep_of_wandb_names_settings_and_a_metric_that_exist() -> None:
+    """As `wandb agent` calls train.py: with each parameter as name=value."""
+    sweep = yaml.safe_load((ROOT / "docs" / "wandb_sweep.yaml").read_text())
+    assert "${args_no_hyphens}" in sweep["command"] and (ROOT / sweep["program"]).is_file()
+    fixed = [word for word in sweep["command"] if not word.startswith("${")]
+    for end in ("min", "max"):
+        swept = [f"{key}={values[end]}" for key, values in sweep["parameters"].items()]
+        settings, _ = compose("train", [*fixed, *swept, f"objective={sweep['metric']['name']}"])
+        parsed = parse(TrainConfig, settings)
+    assert parsed.log.project == sweep["project"]
+    assert sweep["metric"]["goal"] == "maximize" and parsed.checkpoint.best not in LOWER_IS_BETTER
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -20,7 +20,7 @@ from vision.data.preprocess import Preprocess, normalizer
 from vision.evaluation.configs import Augmentation
 from vision.evaluation.metrics import add_batch, empty_sums, results
 from vision.models.build import Precision, autocast
-from vision.models.layers import Classifier, static_bias
+from vision.models.layers import Classifier, evaluating, static_bias
 
 Reduce = Callable[[Tensor], Tensor]
 """Sums a tensor over all processes."""
@@ -32,17 +32,11 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
     Afterwards every submodule has the mode that it had before.
     """
-    modes = [(module, module.training) for module in model.modules()]
     # Sharded parameters are gathered by a forward pass only.
     sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
-    model.eval()
-    try:
-        # Not inference_mode: tensors that FSDP allocates in it cannot be used for training later.
-        with torch.no_grad(), nullcontext() if sharded else static_bias(model):
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
+    # Not inference_mode: tensors that FSDP allocates in it cannot be used for training later.
+    with evaluating(model), torch.no_grad(), nullcontext() if sharded else static_bias(model):
+        yield
 
 
 def evaluate(

@@ -273,6 +273,18 @@ def ceil_div(number: int, divisor: int) -> int:
 
 
 @contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; afterwards every module has its former mode."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
 def static_bias(model: nn.Module) -> Iterator[None]:
     """Compute position biases once, for as long as the context lasts.
 

@@ -90,11 +90,11 @@ def grid_size(space: Space) -> int:
 
 def grid_point(space: Space, number: int) -> dict[str, str]:
     """The nth point of the grid; the last setting changes first."""
-    point = {}
-    for key, dimension in reversed(list(space.items())):
+    values = []
+    for dimension in reversed(list(space.values())):
         number, index = divmod(number, len(dimension.ends()))
-        point[key] = dimension.ends()[index]
-    return point
+        values.append(dimension.ends()[index])
+    return dict(zip(space, reversed(values), strict=True))
 
 
 def points_to_check(space: Space) -> Iterator[dict[str, str]]:

@@ -63,7 +63,7 @@ def import_optuna() -> Any:
 
 
 class SearchStudy:
-    """Points batch by batch: `ask`, then `tell` their results, from the first batch on."""
+    """Points batch by batch: `ask` for them, then report their results, from the first batch on."""
 
     def __init__(self, config: SearchConfig, space: Space, directions: Sequence[Direction]) -> None:
         self._optuna = import_optuna()

@@ -24,7 +24,7 @@ from vision.inspection.capture.recording import (
     removing,
 )
 from vision.models.attention import Observer
-from vision.models.layers import Grid, pad_to_multiple
+from vision.models.layers import Grid, evaluating, pad_to_multiple
 from vision.models.pooling import AttentionPool
 from vision.models.swin import Stage, Swin
 from vision.models.vit import ViT
@@ -182,18 +182,6 @@ def chosen_classes(logits: Tensor, targets: Targets | None) -> Tensor:
     if bool(((chosen < 0) | (chosen >= classes)).any()):
         raise ValueError(f"Targets must be classes from 0 to {classes - 1}: {chosen.tolist()}.")
     return chosen
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards every module has its former mode."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 @contextmanager

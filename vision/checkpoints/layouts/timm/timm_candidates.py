@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from vision.checkpoints.layouts.rules import Rule
-from vision.checkpoints.layouts.timm.timm_names import EVA, POOLS, SPLIT_GATE
+from vision.checkpoints.layouts.timm.timm_names import EVA, POOLS, ROTATIONS, SPLIT_GATE
 from vision.config import pair
 from vision.models.configs import ViTConfig
 from vision.models.layers import Grid
@@ -121,30 +121,24 @@ def normed_after(config: ViTConfig) -> bool:
 def _rotation(config: ViTConfig) -> dict[str, Any]:
     if not config.turns:
         return {"use_rot_pos_emb": False}
-    reference = {}
-    if config.rotary in ("eva", "pe") and config.rotary_grid is not None:
-        reference = {"ref_feat_shape": list(pair(config.rotary_grid))}
-    shift, stretch, rescale = config.rotary_jitter
-    jitter = {
-        "rope_shift_coords": shift or None,
-        "rope_jitter_coords": stretch if stretch > 1 else None,
-        "rope_rescale_coords": rescale if rescale > 1 else None,
-    }
-    kinds: dict[str, dict[str, Any]] = {
-        "axial": {"rope_type": "cat", "rope_temperature": 100.0, "rope_grid_indexing": "xy"},
-        "eva": {"rope_type": "cat", "rope_temperature": 10000.0, "rope_grid_indexing": "ij"},
-        "pe": {"rope_type": "cat", "rope_temperature": 10000.0, "rope_grid_indexing": "xy"},
-        "mixed": {"rope_type": "mixed", "rope_temperature": 10.0, "rope_grid_indexing": "xy"},
-        "dinov3": DINOV3 | jitter,
-        "dinov3_hf": DINOV3 | jitter,
-    }
-    return {
+    centred, mixed = config.rotary in ("dinov3", "dinov3_hf"), config.rotary == "mixed"
+    arguments: dict[str, Any] = {
         "use_rot_pos_emb": True,
         "rope_grid_offset": float(config.rotary == "pe" and config.class_token),
-        "rope_rotate_half": config.rotary in ("dinov3", "dinov3_hf"),
-        **{key: value for key, value in kinds[config.rotary].items() if value is not None},
-        **reference,
+        "rope_rotate_half": centred,
     }
+    if centred:
+        shift, stretch, rescale = config.rotary_jitter
+        arguments |= {"rope_type": "dinov3", "rope_temperature": 100.0}
+        arguments |= {"rope_shift_coords": shift} if shift else {}
+        arguments |= {"rope_jitter_coords": stretch} if stretch > 1 else {}
+        return arguments | ({"rope_rescale_coords": rescale} if rescale > 1 else {})
+    temperature, order = (10.0, "xy") if mixed else ROTATIONS[config.rotary]
+    arguments |= {"rope_type": "mixed" if mixed else "cat"}
+    arguments |= {"rope_temperature": temperature, "rope_grid_indexing": order}
+    if config.rotary in ("eva", "pe") and config.rotary_grid is not None:
+        arguments["ref_feat_shape"] = list(pair(config.rotary_grid))
+    return arguments
 
 
 def _beit(config: ViTConfig, shared: dict[str, Any]) -> Candidate:
@@ -161,9 +155,6 @@ def _beit(config: ViTConfig, shared: dict[str, Any]) -> Candidate:
     }
     own = (*EVA, SPLIT_GATE) if gated else EVA
     return Candidate("beit_base_patch16_224", shared | arguments, own)
-
-
-DINOV3 = {"rope_type": "dinov3", "rope_temperature": 100.0}
 
 
 def differences(settings: Mapping[str, Any], config: ViTConfig) -> dict[str, str]:

@@ -37,6 +37,8 @@ BLOCK = (
 )
 POOLS = {"token": "class_token", "avg": "mean", "map": "attention"}
 """Kinds of pooling there and here."""
+ROTATIONS = {"axial": (100.0, "xy"), "eva": (10_000.0, "ij"), "pe": (10_000.0, "xy")}
+"""Temperature and order of the axes of rotations by the numbers of cells."""
 POOLING = ("latent", "q.*", "kv.*", "proj.*", "norm.*", "mlp.fc1.*", "mlp.fc2.*")
 VIT = (
     *same("patch_embed.proj.*", "cls_token", "dist_token", "reg_token", "norm_pre.*", "norm.*"),

@@ -34,7 +34,7 @@ from vision.checkpoints.layouts.timm.timm_models import (
     same,
     unlike,
 )
-from vision.checkpoints.layouts.timm.timm_names import POOLS
+from vision.checkpoints.layouts.timm.timm_names import POOLS, ROTATIONS
 
 MODELS = (VisionTransformer, VisionTransformerDistilled, Eva, Beit, NaFlexVit)
 BLOCKS = {
@@ -149,16 +149,12 @@ def _centred(rope: Any, halves: bool) -> dict[str, Any]:
 def _axial(model: Any, rope: Any) -> dict[str, Any]:
     """Angles of cells along each axis: temperature, order of the axes and number of the first."""
     reference = None if rope.ref_feat_shape is None else square(rope.ref_feat_shape)
-    first = int(_tokens(model)["class_token"])
-    match (rope.temperature, rope.grid_indexing, rope.grid_offset):
-        case (100, "xy", 0) if reference is None:
-            return {"rotary": "axial"}
-        case (10_000, "ij", 0):
-            return {"rotary": "eva", "rotary_grid": reference}
-        case (10_000, "xy", offset) if offset == first:
-            return {"rotary": "pe", "rotary_grid": reference}
-        case found:
-            return unlike(f"its rotation has the temperature, order and offset {found}")
+    found = (rope.temperature, rope.grid_indexing)
+    kind = next((name for name, angles in ROTATIONS.items() if angles == found), None)
+    first = int(kind == "pe" and _tokens(model)["class_token"])
+    if kind is None or rope.grid_offset != first or (kind == "axial" and reference is not None):
+        unlike(f"its rotation has the temperature, order and offset {(*found, rope.grid_offset)}")
+    return {"rotary": kind, "rotary_grid": reference}
 
 
 def _block(block: Any, model: Any) -> dict[str, Any]:
