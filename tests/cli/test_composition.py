@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
 from vision.cli.app import main
 from vision.cli.composition import Jobs, compose, composer, expand
@@ -93,6 +94,24 @@ def test_folder_of_a_run_can_be_given_as_it_is(
     assert main(["eval", f"checkpoint={place}", "--cfg", "job", "-p", "checkpoint"]) == 0
     assert capsys.readouterr().out == f"{place}\n"
     assert main(["compare", place, "runs=more", "--cfg", "job", "-p", "runs"]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == [f"- {place}", "- more"]
+    assert capsys.readouterr().out.splitlines()[1:] == ["- more", f"- {place}"]
     assert main(["eval", "checkpoint=out/s/seed=1"]) == 2  # not there
     assert "cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "images"),
+    [
+        (["a.png"], ["a.png"]),
+        (["a.png", "b/c=1.png"], ["a.png", "b/c=1.png"]),
+        (["images=a.png"], "a.png"),
+        (["images=a.png", "b.png"], ["a.png", "b.png"]),
+        (["b.png", "images=[a.png,c.png]"], ["a.png", "c.png", "b.png"]),
+        (["hydra/job_logging=none", "a.png"], ["a.png"]),
+    ],
+)
+def test_words_without_a_name_are_paths(
+    words: list[str], images: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", "checkpoint=x", *words, "--cfg", "job"]) == 0
+    assert OmegaConf.create(capsys.readouterr().out).images == images

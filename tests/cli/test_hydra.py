@@ -4,6 +4,7 @@ stood in for by a function that notes its settings and finishes at once, unless 
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -404,6 +405,16 @@ def test_error_of_a_job_is_worded_once(
     assert capsys.readouterr().err == text
 
 
+def test_run_that_fails_before_it_starts_leaves_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vision.training.loop.train", failing(ConfigError("no such data")))
+    assert main(["train", "name=a"]) == 2
+    assert folders(Path("outputs")) == []
+    Path("outputs/a").mkdir()
+    Path("outputs/a/.lock").touch()  # another process is about to start this run
+    assert main(["train", "name=a"]) == 2
+    assert folders(Path("outputs/a")) == [".hydra", ".lock"]
+
+
 def test_error_that_nobody_foresaw_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vision.training.loop.train", failing(RuntimeError("a fault")))
     with pytest.raises(RuntimeError, match="a fault"):
@@ -434,3 +445,16 @@ def test_folder_that_cannot_be_made_is_named(
     Path("file").write_text("")
     assert main(["train", "output=file/below"]) == 2
     assert "file/below" in capsys.readouterr().err
+
+
+def test_every_test_that_the_documentation_names_exists() -> None:
+    text = (ROOT / "docs" / "hydra.md").read_text()
+    names = set(re.findall(r"`(?:tests/\w+/)?(test_\w+)(…|\.py)?`", text))
+    files = [
+        file for folder in ("cli", "sweeps") for file in (ROOT / "tests" / folder).glob("*.py")
+    ]
+    tests = [name for file in files for name in re.findall(r"^def (\w+)", file.read_text(), re.M)]
+    assert len(names) > 20
+    for name, end in names:
+        found = [f.stem for f in files] if end == ".py" else tests
+        assert any(f == name or (end == "…" and f.startswith(name)) for f in found), name

@@ -128,7 +128,7 @@ def test_disk_read_only_at_a_checkpoint_keeps_the_one_before_and_goes_on_later(
     assert status(disk)["status"] == "failed"
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     assert train(disk) == 2
-    assert "run cannot be used: Read-only file system" in capsys.readouterr().err
+    assert "cannot be used: Read-only file system" in capsys.readouterr().err
     subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
     assert_goes_on(disk, tmp_path / "whole")
 

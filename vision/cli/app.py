@@ -18,7 +18,7 @@ from typing import NoReturn
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import env_override
-from hydra.errors import HydraException
+from hydra.errors import CompactHydraException, HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
@@ -38,6 +38,10 @@ SWITCHES = ("--help -h", "--hydra-help", "--version", "--resolve")
 VALUES = ("--package -p", "--config-path -cp", "--config-name -cn", "--config-dir -cd")
 OPTIONS = (*MODES, *SWITCHES, *VALUES, "--cfg -c", "--info -i", "--experimental-rerun")
 """Hydra's command line: name and short form of each option."""
+
+
+class RefusedError(ConfigError):
+    """Hydra refused to compose the words of the command line."""
 
 
 def main(arguments: Sequence[str] | None = None, home: Path | None = None) -> int:
@@ -136,6 +140,8 @@ def _split(words: list[str], home: Path) -> tuple[argparse.Namespace, list[str],
         folder = getattr(options, f"config_{name}")
         if folder and not Path(folder).is_dir():
             raise ConfigError(f"--config-{name}: the folder '{folder}' does not exist.")
+    if options.resolve and not options.cfg:
+        raise ConfigError("--resolve is for --cfg: write --cfg job --resolve.")
     return options, given, overrides
 
 
@@ -160,18 +166,16 @@ class Application:
             self._print_help(words)
             return
         known = field_paths(command.config)
-        keys = [word.partition("=")[0].lstrip("+~") for word in words]
-        if not all(k in known or k.startswith("hydra") or (CONFIGS / k).is_dir() for k in keys):
-            words = self._explain(words)  # Hydra would refuse them, but later
+        for word in words:
+            key, _, value = word.lstrip("+~").partition("=")
+            is_known = key in known or (CONFIGS / key).is_dir() or key.startswith("hydra")
+            if not is_known or (value == "null" and (CONFIGS / key).is_dir()):
+                words = self._explain(words)  # Hydra would refuse them, but later
+                break
         try:
             self._call_hydra(words)
-        except UserError:
-            raise
-        except (HydraException, ValueError) as error:
-            lenient = self._explain(words)
-            if lenient == words:
-                raise ConfigError(first_line(error)) from error
-            self._call_hydra(lenient)
+        except RefusedError:
+            self._call_hydra(self._explain(words))
 
     def _composer(self, hydra_words: Sequence[str] = ()) -> AbstractContextManager[Composer]:
         """For the YAML that the options name."""
@@ -215,8 +219,12 @@ class Application:
         try:
             with env_override({"HYDRA_FULL_ERROR": "1"}):
                 application(Job(self.name))()
+        except CompactHydraException as error:
+            raise RefusedError(first_line(error)) from error
+        except HydraException as error:
+            raise ConfigError(first_line(error)) from error
         except OSError as error:
-            if isinstance(error, HydraException) or error.filename is None:
+            if isinstance(error, UserError) or error.filename is None:
                 raise
             reason = error.strerror or str(error)
             raise ConfigError(f"output: {error.filename} cannot be used: {reason}.") from error
@@ -230,23 +238,21 @@ def _with_paths(command: Command, words: Sequence[str]) -> list[str]:
     The name of a file that exists is meant as it is, whatever its characters: the folder of a
     sweep's run may be a=1,b=2.
     """
-    paths, overrides = [], []
+    paths, listed, overrides = [], "", []
     for word in words:
         key, equals, value = word.partition("=")
-        is_path = (
-            not equals
-            or "/" in key
-            or (Path(word).exists() and key not in command.config.model_fields)
-        )
-        if command.paths is not None and is_path:
+        named = key.lstrip("+~") in command.config.model_fields or key.startswith("hydra/")
+        exact = quoted(value) if set("=,") & set(value) and Path(value).exists() else value
+        if command.paths and not named and (not equals or "/" in key or Path(word).exists()):
             paths.append(word)
-        elif key == command.paths and value[:1] not in "[":
-            paths.append(value)
-        elif set("=,") & set(value) and Path(value).exists():
-            overrides.append(f"{key}={quoted(value)}")
+        elif key == command.paths:
+            listed = exact
         else:
-            overrides.append(word)
-    return [*overrides, f"{command.paths}={quoted(paths)}"] if paths else overrides
+            overrides.append(f"{key}{equals}{exact}")
+    if paths:
+        both = [listed.removeprefix("[").removesuffix("]"), *map(quoted, paths)]
+        listed = f"[{','.join(filter(None, both))}]"
+    return [*overrides, f"{command.paths}={listed}"] if listed else overrides
 
 
 @dataclass(frozen=True)
@@ -262,12 +268,13 @@ class Job:
             # Relative paths mean the folder of the call, also with hydra.job.chdir=true.
             with chdir(own.runtime.cwd), cluster_job():
                 return self._run(settings, Path(own.runtime.output_dir), dict(own.runtime.choices))
-        except RunPreemptedError:
+        except (RunPreemptedError, RunFailedError):
             raise
         except Exception as error:
             if own.mode != RunMode.MULTIRUN:
                 raise
-            raise RunFailedError(f"{type(error).__name__}: {error}") from error
+            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            raise RunFailedError(f"{kind}{error}") from error
 
     def _run(self, settings: DictConfig, folder: Path, chosen: Choices) -> Objective | None:
         command = COMMANDS[self.command]

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import StringIO
@@ -76,9 +76,17 @@ class CheckSettings(Callback):
                     config.hydra.job_logging = {"version": 1, "root": None}
 
     def on_run_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Hand the error of a job to the command line, before Hydra prints its own text."""
+        """Hand the error of a job to the command line, before Hydra prints its own text. A run that
+        failed before it started leaves no folder behind.
+        """
         job_return: JobReturn = kwargs["job_return"]
         if job_return.status is JobStatus.FAILED:
+            folder = Path(config.hydra.runtime.output_dir)
+            started = any((folder / name).exists() for name in ("status.json", ".lock"))
+            if self.command.config is TrainConfig and not started:
+                shutil.rmtree(folder / (config.hydra.output_subdir or ".hydra"), ignore_errors=True)
+                with suppress(OSError):  # there is more in the folder
+                    folder.rmdir()
             with _ending(), redirect_stderr(StringIO()):
                 _ = job_return.return_value
 
