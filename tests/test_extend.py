@@ -41,7 +41,7 @@ def apply(page: str, project: Path) -> set[str]:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project with every extension of the page."""
     copy = tmp_path_factory.mktemp("extended")
-    for folder in ("vision", "configs"):
+    for folder in ("vision", "configs", "hydra_plugins"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("train.py", "eval.py", "pyproject.toml"):
         shutil.copy(ROOT / file, copy)

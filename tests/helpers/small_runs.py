@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vision.checkpoints.native.checkpoint import read_checkpoint
 from vision.checkpoints.native.checkpoint_folder import latest
-from vision.cli.composition import compose
+from vision.cli.composition import compose, quoted
 from vision.config import parse
 from vision.training.configs import TrainConfig
 
@@ -46,7 +46,9 @@ def words(folder: Path, *more: str, model: str = "vit_mini", shapes: bool = True
 
 def small_config(folder: Path, *more: str, model: str = "vit_mini") -> TrainConfig:
     """The same, parsed."""
-    values, _ = compose("train", words(folder, *more, model=model))
+    place = f"output={quoted(str(folder))}"  # whatever its characters
+    small = [word for word in words(folder, model=model) if not word.startswith("output=")]
+    values, _ = compose("train", [*small, place, *more])
     return parse(TrainConfig, values)
 
 

@@ -250,7 +250,7 @@ def test_run_that_a_link_leads_to_is_counted_once_under_its_own_name(tmp_path: P
         ("a metric=top11", "no run has 'top11'. Did you mean 'top1'?"),
         ("a split=val_ema", "no run has evaluations of 'val_ema'"),
         ("young", "been evaluated yet"),
-        ("a format=word", "format: should be 'table', 'csv', 'latex' or 'json'"),
+        ("a format=word", "format: should be 'table', 'csv', 'latex', 'json' or 'html'"),
         ("a metrik=top1", "metrik: unknown setting. Did you mean 'metric'?"),
         ("a output=a/metrics.jsonl/x", "cannot be written"),
     ],

@@ -37,8 +37,8 @@ def test_objective_is_the_metric_of_the_best_checkpoint(
     run, config = Run(tmp_path), small_config(tmp_path, *words)
     assert read_outcome(run, config).status == "new"
     assert read_outcome(run, config).objective is None
-    run.store_settings(config)
-    run.set_status("finished", 3)
+    run.write("config.json", config.model_dump(mode="json"))
+    run.write("status.json", {"status": "finished", "step": 3})
     run.metrics.write_text("".join(f"{json.dumps(event)}\n" for event in EVALUATIONS))
     assert read_outcome(run, config).status == "finished"
     assert read_outcome(run, config).objective == objective

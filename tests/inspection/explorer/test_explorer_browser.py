@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from explorer_pages import explained_model, make_page
-from inspected_models import built
+from inspected_models import built, reach
 from PIL import Image
 
 from vision.inspection.capture.capture import capture
@@ -145,7 +145,9 @@ def test_attention_of_every_layer_and_head_equals_python(
     for layer in captured_of(kind).layers:
         rows, columns = layer.layout.grid
         for at in [(0, 0), (rows - 1, columns - 1), (rows // 2, 1)]:
-            for head, values in enumerate(getattr(layer, direction)(at)[0]):
+            # Where all tokens look at one is a row of the transposed weights.
+            weights = layer.weights if direction == "row" else layer.weights.transpose(-1, -2)
+            for head, values in enumerate(layer.layout.row(weights, at)[0]):
                 settings = {"layer": layer.number, "head": head, "direction": direction}
                 asked.append((settings, cell(*at)))
                 expected.append(values)
@@ -277,8 +279,8 @@ def test_windows_masks_and_lineage_equal_python(opened: Any, kind: str) -> None:
     for layer in captured.layers:
         layout = layer.layout
         for at in [(0, 0), (layout.grid[0] - 1, 2), (2, layout.grid[1] - 1)]:
-            for name in ("reach", "masked"):
-                expected = getattr(layout, name)(at).nonzero().tolist()
+            for name, cells in (("reach", reach(layout, at)), ("masked", layout.masked(at))):
+                expected = cells.nonzero().tolist()
                 found = page.evaluate(f"([l, c]) => api.{name}(l, c)", [layer.number, list(at)])
                 assert sorted(found) == expected
                 masked += len(expected) * (name == "masked")
