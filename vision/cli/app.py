@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, chdir
+from contextlib import AbstractContextManager, chdir, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
@@ -28,7 +28,7 @@ from vision.cli.composition import Composer, composer, expand, first_line, plain
 from vision.cli.help import command_help
 from vision.cli.listing import CONFIGS, listing, overview
 from vision.config import ConfigError, UserError, field_paths, suggest
-from vision.sweeps.cluster import cluster_job
+from vision.sweeps.cluster import IN_CLUSTER, cluster_job
 from vision.sweeps.outcome import Objective, RunFailedError, RunPreemptedError, read_outcome
 from vision.training.configs import TrainConfig
 from vision.training.run.run_folder import PREEMPTED, Run
@@ -268,7 +268,10 @@ class Job:
         own = HydraConfig.get()
         try:
             # Relative paths mean the folder of the call, also with hydra.job.chdir=true.
-            with chdir(own.runtime.cwd), cluster_job():
+            with (
+                chdir(own.runtime.cwd),
+                cluster_job() if IN_CLUSTER in os.environ else nullcontext(),
+            ):
                 return self._run(settings, Path(own.runtime.output_dir), dict(own.runtime.choices))
         except (RunPreemptedError, RunFailedError):
             raise

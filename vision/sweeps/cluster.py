@@ -4,7 +4,6 @@ Every task of a job runs the training in its own process, without torchrun, so t
 signals reach the training itself.
 """
 
-import os
 import shutil
 import signal
 from collections.abc import Iterable, Iterator
@@ -15,6 +14,8 @@ from vision.config import ConfigError
 from vision.sweeps.outcome import RunPreemptedError
 
 TIMEOUTS = "hydra.launcher.max_num_timeout"
+IN_CLUSTER = "SUBMITIT_EXECUTOR"
+"""Variable in the environment of a job of submitit."""
 
 
 def cluster_settings(launcher: str, given: Iterable[str]) -> dict[str, str]:
@@ -34,14 +35,11 @@ def cluster_settings(launcher: str, given: Iterable[str]) -> dict[str, str]:
 
 @contextmanager
 def cluster_job() -> Iterator[None]:
-    """Within, in a job of submitit: each task is a process of one training, and the warning before
+    """Within, each task of a job of submitit is a process of one training, and the warning before
     the time limit makes it save and raise RunPreemptedError; then the job is requeued.
 
-    On its own, submitit requeues at once, without saving. Elsewhere this does nothing.
+    On its own, submitit requeues at once, without saving.
     """
-    if "SUBMITIT_EXECUTOR" not in os.environ:
-        yield
-        return
     import submitit
 
     environment = submitit.JobEnvironment()
