@@ -183,7 +183,6 @@ class LaunchedTrials:
         return [*self._fixed, *_typed(trial.point), *prune]
 
     def _find(self, trial: Trial) -> tuple[Run, TrainConfig]:
-
         if trial.number not in self._runs:
             context, config = self._sweeper.hydra_context, self._sweeper.config
             assert context is not None and config is not None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chromium import chromium
 from test_compare import compared, write_run
 from test_search import config
 
@@ -157,14 +158,9 @@ def test_page_is_one_file_that_loads_nothing(study: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("width", [1280, 420])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_browser_draws_every_part(study: Path, tmp_path: Path, width: int, scheme: Any) -> None:
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no Chromium on this machine (Debian: apt install chromium)")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     file = tmp_path / "page.html"
     file.write_text(comparison_page(compared(study)))
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with chromium() as browser:
         page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))

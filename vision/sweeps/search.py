@@ -1,6 +1,6 @@
 """A search: batches of trials, each chosen by the results of the batches before.
 
-outputs/<study>/<setting-value+…>/ is an ordinary run. These runs are the only truth: a study that
+outputs/<study>/<setting-value__…>/ is an ordinary run. These runs are the only truth: a study that
 was killed asks for its points again, reads the results of the runs that have ended, and continues
 with the trials that it would have had.
 

@@ -4,7 +4,6 @@ import io
 import json
 import math
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from chromium import chromium
 from PIL import Image
 
 from vision.evaluation.evaluate import Speed
@@ -169,12 +169,7 @@ def test_short_names_tell_checkpoints_apart() -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no Chromium on this machine (Debian: apt install chromium)")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with chromium() as started:
         yield started
         started.close()
 

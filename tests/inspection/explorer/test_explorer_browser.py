@@ -1,6 +1,5 @@
 """The page in a browser: its numbers are Python's, and pointer and keys do what they say."""
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from chromium import chromium
 from explorer_pages import explained_model, make_page
 from inspected_models import built, reach
 from PIL import Image
@@ -29,14 +29,7 @@ WINDOWED = ["swin", "swin padded", "swin_v2"]
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed: pip install playwright"
-    )
-    chromium = shutil.which("chromium") or shutil.which("chromium-headless-shell")
-    if chromium is None:
-        pytest.skip("There is no chromium on this machine: make browser")
-    with playwright.sync_playwright() as running:
-        started = running.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with chromium() as started:
         yield started
         started.close()
 
