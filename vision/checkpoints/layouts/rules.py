@@ -137,9 +137,10 @@ def to_ours(
     """Tensors under our names, by the first rule that knows a name."""
     result = Converted({})
     groups: dict[str, list[Tensor | None]] = {}
+    index = _by_digits(rules)
     for name, tensor in tensors.items():
         reason = next((i.reason for i in ignored if re.fullmatch(i.pattern, name)), None)
-        found = _first(rules, name) if reason is None else None
+        found = _first(index, name) if reason is None else None
         if reason is not None:
             result.ignored[name] = reason
         elif found is None:
@@ -229,16 +230,31 @@ def split_bias(result: Converted, name: str, bias: Tensor, how: str) -> None:
     result.changed |= dict.fromkeys(parts, how)
 
 
-def _first(rules: Sequence[Rule], name: str) -> tuple[Rule, str, int] | None:
-    """The first rule for a name, our name, and which part of our tensor it is."""
+Index = dict[str, list[tuple[Rule, int, str]]]
+"""Rules by their names with all numbers alike: the rule, which part of our tensor, and the name."""
+
+
+def _by_digits(rules: Iterable[Rule]) -> Index:
+    """Rules by their names, so that few of them are tried for a tensor."""
+    index: Index = {}
     for rule in rules:
         for part, spelling in enumerate(_parts(rule.theirs)):
-            values = _match(spelling, name)
-            if values is not None:
-                return rule, _fill(rule.ours, values), part
+            key = _DIGITS.sub("0", _NUMBER.sub("0", spelling))
+            for kind in ("weight", "bias") if "*" in key else ("",):
+                index.setdefault(key.replace("*", kind), []).append((rule, part, spelling))
+    return index
+
+
+def _first(index: Index, name: str) -> tuple[Rule, str, int] | None:
+    """The first rule for a name, our name, and which part of our tensor it is."""
+    for rule, part, spelling in index.get(_DIGITS.sub("0", name), ()):
+        values = _match(spelling, name)
+        if values is not None:
+            return rule, _fill(rule.ours, values), part
     return None
 
 
+_DIGITS = re.compile(r"[0-9]+")
 _NUMBER = re.compile(r"\{(\d*)([a-z])([+-]\d+)?\}")
 _CHOICE = re.compile(r"\{([^{}]*\|[^{}]*)\}")
 _PLACE = re.compile(r"(\{[^{}]*\}|\*)")
