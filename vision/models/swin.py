@@ -29,15 +29,14 @@ from vision.models.layers import (
     DropPath,
     Grid,
     Mlp,
-    PatchEmbed,
     drop_path_rates,
-    init_conv,
     init_norms,
     pad_to_multiple,
     run_block,
     trunc_normal,
 )
 from vision.models.positions.added import resize_table
+from vision.models.stems import PatchEmbed, init_conv
 from vision.models.windows import (
     BlockWindows,
     StageShape,

@@ -20,9 +20,7 @@ from vision.models.layers import (
     GatedMlp,
     Grid,
     Mlp,
-    build_stem,
     drop_path_rates,
-    init_conv,
     init_norms,
     run_block,
     trunc_normal,
@@ -32,6 +30,7 @@ from vision.models.pooling import AttentionPool, build_pooling
 from vision.models.positions.added import added_positions
 from vision.models.positions.relative import RelativeBias
 from vision.models.positions.rotary import Rotation, rotary_positions, rotate
+from vision.models.stems import build_stem, init_conv
 
 HEAD = ("norm", "pooling", "representation", "projection", "head", "head_dist")
 """Modules after the last block."""
