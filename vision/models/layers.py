@@ -263,3 +263,14 @@ def init_norms(module: nn.Module) -> None:
         if isinstance(m, nn.LayerNorm):
             nn.init.ones_(m.weight)
             nn.init.zeros_(m.bias)
+
+
+def zero_branches(model: nn.Module) -> None:
+    """Set the last layer of every residual branch to zero: each block starts as the identity."""
+    for block in model.modules():
+        if isinstance(attention := getattr(block, "attn", None), nn.Module):
+            assert isinstance(block.mlp, Mlp)
+            for layer in (attention.proj, block.mlp.fc2):
+                assert isinstance(layer, nn.Linear)
+                nn.init.zeros_(layer.weight)
+                nn.init.zeros_(layer.bias)
