@@ -153,3 +153,20 @@ def test_shape_of_a_stack(
     shape: tuple[int, ...], matrices: int, expected: tuple[int, int, int]
 ) -> None:
     assert stack_shape(torch.Size(shape), matrices) == expected
+
+
+@pytest.mark.parametrize("matrices", [0, 1])
+def test_gradients_of_a_scaled_loss_give_the_same_step_and_infinite_ones_none(
+    matrices: int,
+) -> None:
+    parameter = nn.Parameter(torch.zeros(8, 8))
+    optimizer = MuonAdamW([{"params": [parameter], "matrices": matrices}], 1.0, momentum=0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(torch.ones(()))  # as a loss would be, before its backward pass
+    parameter.grad = 1024 * drawn(8, 8)
+    scaler.step(optimizer)
+    scaler.update()
+    assert parameter.equal(updates(drawn(8, 8), matrices=matrices)[0])
+    parameter.grad = drawn(8, 8) * torch.inf
+    scaler.step(optimizer)
+    assert parameter.equal(updates(drawn(8, 8), matrices=matrices)[0])
