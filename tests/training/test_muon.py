@@ -23,16 +23,20 @@ def updates(*gradients: Tensor, matrices: int = 1, **settings: Any) -> list[Tens
     return [parameter.detach() for parameter in parameters]
 
 
+@pytest.mark.parametrize(("bfloat16", "tolerance"), [(False, 1e-3), (True, 5e-2)])
 @pytest.mark.parametrize("shape", [(48, 64), (32, 32), (32, 128), (4, 300)])
-def test_singular_values_end_near_one(shape: tuple[int, int]) -> None:
+def test_singular_values_end_near_one(
+    shape: tuple[int, int], bfloat16: bool, tolerance: float
+) -> None:
     matrix = drawn(1, *shape)
     u, _, v = torch.linalg.svd(matrix[0], full_matrices=False)
-    ours = orthogonalize(matrix)[0]
+    ours = orthogonalize(matrix, bfloat16)[0]
+    assert ours.dtype == torch.float32
     values = torch.linalg.svdvals(ours)
     assert values.min() > 0.6 and values.max() < 1.3
     # It turns nothing: it has the singular vectors of the matrix.
     rotated = u.mT @ ours @ v.mT
-    assert (rotated - rotated.diagonal().diag()).abs().max() < 1e-3
+    assert (rotated - rotated.diagonal().diag()).abs().max() < tolerance
 
 
 @pytest.mark.parametrize("shape", [(32, 40), (32, 48), (24, 300)])
@@ -104,16 +108,18 @@ def test_update_has_the_size_of_the_original(shape: tuple[int, ...], scale: floa
 
 
 @pytest.mark.parametrize("shape", [(16, 24), (24, 16), (16, 64), (20, 20)])
-@pytest.mark.parametrize(("matrices", "tolerance"), [(0, 1e-6), (1, 2e-3)])
+@pytest.mark.parametrize(
+    ("matrices", "bfloat16", "tolerance"), [(0, False, 1e-6), (1, False, 2e-3), (1, True, 2e-3)]
+)
 def test_steps_equal_those_of_torch(
-    shape: tuple[int, int], matrices: int, tolerance: float
+    shape: tuple[int, int], matrices: int, bfloat16: bool, tolerance: float
 ) -> None:
     """torch.optim.Muon iterates in bfloat16: the third digit of an update of 0.02 differs."""
     if matrices and not hasattr(torch.optim, "Muon"):
         pytest.skip("torch has had Muon since 2.9")
     ours, theirs = nn.Parameter(drawn(*shape)), nn.Parameter(drawn(*shape))
     group = {"params": [ours], "matrices": matrices, "weight_decay": 0.1}
-    mine = MuonAdamW([group], 0.02, 0.9, (0.9, 0.99), 1e-8)
+    mine = MuonAdamW([group], 0.02, 0.9, (0.9, 0.99), 1e-8, bfloat16)
     other: torch.optim.Optimizer
     if matrices:
         other = torch.optim.Muon([theirs], 0.02, 0.1, 0.9, adjust_lr_fn="original")
@@ -125,6 +131,13 @@ def test_steps_equal_those_of_torch(
         mine.step()
         other.step()
     torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_update_has_the_digits_of_its_precision(bfloat16: bool) -> None:
+    (update,) = updates(drawn(16, 16), bfloat16=bfloat16)
+    assert update.dtype == torch.float32
+    assert update.equal(update.bfloat16().float()) == bfloat16
 
 
 def test_parameter_without_a_gradient_stays_and_has_no_state() -> None:

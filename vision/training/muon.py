@@ -30,7 +30,7 @@ class MuonAdamW(Optimizer):
     A group's `matrices` is the number of matrices that each of its parameters stacks (see
     `stack_shape`), or 0 for parameters that AdamW updates. `momentum` is Muon's (Nesterov's),
     `betas` and `eps` are AdamW's. The update of a matrix is scaled by √max(1, rows / columns), as
-    in the original.
+    in the original. With `bfloat16` updates are computed in it, which suits a run in bf16.
     """
 
     def __init__(
@@ -40,7 +40,9 @@ class MuonAdamW(Optimizer):
         momentum: float = 0.95,
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
+        bfloat16: bool = False,
     ) -> None:
+        self.bfloat16 = bfloat16
         defaults = {"momentum": momentum, "betas": betas, "eps": eps}
         super().__init__(groups, {"lr": lr, "weight_decay": 0.0, "matrices": 0, **defaults})
 
@@ -67,7 +69,8 @@ class MuonAdamW(Optimizer):
             _transposed_if_tall(self._momentum(parameter, group).reshape(shape), shape)
             for (parameter, group), shape in zip(batch, shapes, strict=True)
         ]
-        updates = orthogonalize(torch.cat(stacks)).split([number for number, _, _ in shapes])
+        update = orthogonalize(torch.cat(stacks), self.bfloat16)
+        updates = update.split([number for number, _, _ in shapes])
         for (parameter, group), shape, update in zip(batch, shapes, updates, strict=True):
             update = _transposed_if_tall(update, shape).reshape(parameter.shape)
             _, rows, columns = shape
@@ -121,24 +124,21 @@ def stack_shape(shape: torch.Size, matrices: int) -> tuple[int, int, int]:
     return matrices, shape[0] // matrices, shape[1:].numel()
 
 
-def orthogonalize(matrices: Tensor) -> Tensor:
+def orthogonalize(matrices: Tensor, bfloat16: bool = False) -> Tensor:
     """The nearest orthogonal matrices, nearly, of some (n rows columns) with rows ≤ columns."""
     a, b, c = COEFFICIENTS
     rows, columns = matrices.shape[1:]
     x = full_precision(matrices)
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
-    # Not on a CPU: only some multiply in bfloat16 natively, and the last bits of a gradient, which
-    # the number of processes decides, would change the third digit of an update.
-    low_precision = x.is_cuda
-    if low_precision:
-        x = x.bfloat16()
-    if low_precision or 2 * columns < 3 * rows:
+    x = x.bfloat16() if bfloat16 else x
+    if bfloat16 or 2 * columns < 3 * rows:
         for _ in range(STEPS):
             gram = x @ x.mT
             polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
             x = torch.baddbmm(x, polynomial, x, beta=a)
         return x.to(matrices.dtype)
-    # The same iteration on (rows rows) alone: each step multiplies x by a polynomial of x xᵀ.
+    # The same iteration with fewer multiplications, on (rows rows) alone: each step multiplies x by
+    # a polynomial of x xᵀ. In bfloat16 it would lose digits.
     gram, product = x @ x.mT, None
     for step in range(STEPS):
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)

@@ -69,12 +69,13 @@ def parameter_groups(model: Classifier, config: OptimizerConfig) -> list[dict[st
 
 
 def build_optimizer(
-    model: Classifier, config: OptimizerConfig, peak: float | None = None
+    model: Classifier, config: OptimizerConfig, peak: float | None = None, bfloat16: bool = False
 ) -> torch.optim.Optimizer:
     """The optimiser of the name `config.name`, for this model's groups.
 
     `peak` is the highest learning rate of the run, by default `optimizer.learning_rate`: some
-    optimisers (adamc, lionc, …) relate weight decay to it.
+    optimisers (adamc, lionc, …) relate weight decay to it. In a run with precision=bf16, whose
+    gradients have no more digits, Muon multiplies its matrices in `bfloat16`, too.
     """
     groups = parameter_groups(model, config)
     if not groups:
@@ -82,7 +83,7 @@ def build_optimizer(
     peak = config.learning_rate if peak is None else peak
     optimizer: torch.optim.Optimizer
     if config.name == "muon":
-        optimizer = MuonAdamW(groups, peak, **_given(config))
+        optimizer = MuonAdamW(groups, peak, **_given(config), bfloat16=bfloat16)
     else:
         optimizer = _timm_optimizer(groups, config, peak)
     set_learning_rate(optimizer, peak)
