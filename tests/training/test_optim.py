@@ -1,4 +1,4 @@
-"""Parameter groups and timm's optimisers on this project's models."""
+"""Parameter groups, Muon and timm's optimisers on this project's models."""
 
 import copy
 import math
@@ -13,6 +13,7 @@ from torch import nn
 from vision.config import ConfigError
 from vision.models.build import build_model
 from vision.models.layers import Classifier
+from vision.models.lora import add_lora
 from vision.training.configs import OptimizerConfig
 from vision.training.optim import (
     build_optimizer,
@@ -27,8 +28,10 @@ def settings(name: str = "adamw", **changes: Any) -> OptimizerConfig:
     values: dict[str, Any] = {
         "name": name,
         "learning_rate": 1e-3,
+        "rest_learning_rate": None,
         "reference_batch": None,
         "weight_decay": 0.05,
+        "rest_weight_decay": None,
         "betas": None,
         "eps": None,
         "momentum": None,
@@ -45,7 +48,7 @@ def by_name(groups: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("layer_decay", [1.0, 0.75])
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "adamuon"])
 def test_every_parameter_is_in_exactly_one_group(
     family: str, layer_decay: float, optimizer: str
 ) -> None:
@@ -239,18 +242,124 @@ def test_fused_adamw_equals_the_plain_one_to_rounding() -> None:
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
 
 
-def test_muon_takes_hidden_matrices_and_leaves_the_rest_to_adamw() -> None:
-    model = fresh("swinv2_tiny")
-    optimizer = build_optimizer(model, settings("muon"))
-    descend(model, optimizer, 1)
-    muon = {n for n, p in model.named_parameters() if optimizer.state[p]["use_muon"]}
-    hidden = {
+def hidden_layers(model: Classifier) -> set[str]:
+    return {
         f"{name}.weight"
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and "cpb_mlp" not in name and name != "head"
     }
-    assert muon == hidden
+
+
+def test_muon_takes_hidden_matrices_and_leaves_the_rest_to_adamw() -> None:
+    model = fresh("swinv2_tiny")
+    optimizer = build_optimizer(model, settings("muon"))
+    descend(model, optimizer, 1)
+    slots = {name: set(optimizer.state[p]) for name, p in model.named_parameters()}
+    assert {name for name in slots if slots[name] == {"momentum_buffer"}} == hidden_layers(model)
+    rest = {name for name in slots if slots[name] == {"step", "exp_avg", "exp_avg_sq"}}
+    assert rest == slots.keys() - hidden_layers(model)
     assert optimizer.defaults["momentum"] == 0.95
+
+
+def test_timms_hybrid_takes_hidden_matrices_and_leaves_the_rest_to_adamw() -> None:
+    model = fresh("swinv2_tiny")
+    optimizer = build_optimizer(model, settings("adamuon"))
+    descend(model, optimizer, 1)
+    muon = {n for n, p in model.named_parameters() if optimizer.state[p]["use_muon"]}
+    assert muon == hidden_layers(model)
+
+
+def test_muon_equals_torchs_optimisers_with_queries_keys_and_values_apart() -> None:
+    """torch.optim.AdamW for the rest to the bit, torch.optim.Muon to the precision of bfloat16."""
+    if not hasattr(torch.optim, "Muon"):
+        pytest.skip("torch has had Muon since 2.9")
+    ours, theirs = fresh("vit_tiny"), fresh("vit_tiny")
+    options = {"betas": (0.8, 0.95), "eps": 1e-6}
+    rates = {"learning_rate": 0.02, "rest_learning_rate": 2e-3}
+    decays = {"weight_decay": 0.1, "rest_weight_decay": 0.3}
+    optimizer = build_optimizer(ours, settings("muon", momentum=0.9, **rates, **decays, **options))
+    hidden, undecayed = hidden_layers(theirs), theirs.no_weight_decay()
+    parts = {
+        name: [nn.Parameter(part.clone()) for part in p.detach().chunk(3 if "qkv" in name else 1)]
+        for name, p in theirs.named_parameters()
+        if name in hidden
+    }
+    muon = torch.optim.Muon([p for ps in parts.values() for p in ps], 0.02, 0.1, 0.9)
+    adamw = torch.optim.AdamW(
+        [
+            {"params": [parameter], "weight_decay": 0.0 if name in undecayed else 0.3}
+            for name, parameter in theirs.named_parameters()
+            if name not in hidden
+        ],
+        lr=2e-3,
+        fused=True,
+        **options,  # type: ignore[arg-type]
+    )
+    for step in range(3):
+        set_learning_rate(optimizer, 0.02 / (step + 1))
+        for reference, rate in ((muon, 0.02), (adamw, 2e-3)):
+            for group in reference.param_groups:
+                group["lr"] = rate / (step + 1)
+        for number, (name, own) in enumerate(ours.named_parameters()):
+            own.grad = random_images(*own.shape, seed=100 * step + number)
+            theirs.get_parameter(name).grad = own.grad.clone()
+            if name in hidden:
+                gradients = own.grad.chunk(len(parts[name]))
+                for part, gradient in zip(parts[name], gradients, strict=True):
+                    part.grad = gradient.clone()
+        for each in (optimizer, muon, adamw):
+            each.step()
+    for name, parameter in ours.named_parameters():
+        if name in hidden:
+            torch.testing.assert_close(parameter, torch.cat(parts[name]), rtol=0, atol=2e-3)
+        else:
+            assert parameter.equal(theirs.get_parameter(name)), name
+
+
+def test_rates_of_muon_and_adamw_keep_their_ratio_and_layer_decay_holds_for_both() -> None:
+    config = settings(
+        "muon", learning_rate=0.02, rest_learning_rate=2e-3, layer_decay=0.5, rest_weight_decay=0.0
+    )
+    optimizer = build_optimizer(small_model("vit_tiny", (32, 32)), config, peak=0.04)
+    groups = by_name(optimizer.param_groups)
+    assert groups["blocks.2.mlp.fc1.weight"]["lr"] == pytest.approx(0.04 * 0.5)
+    assert groups["blocks.0.attn.qkv.weight"]["lr"] == pytest.approx(0.04 * 0.125)
+    assert groups["blocks.2.mlp.fc1.bias"]["lr"] == pytest.approx(0.004 * 0.5)
+    assert groups["head.weight"]["lr"] == pytest.approx(0.004)
+    set_learning_rate(optimizer, 0.02)
+    assert groups["head.weight"]["lr"] == pytest.approx(0.002)
+    assert groups["patch_embed.proj.weight"]["lr"] == pytest.approx(0.002 / 16)
+    assert groups["head.weight"]["weight_decay"] == 0
+    assert groups["blocks.2.mlp.fc1.weight"]["weight_decay"] == 0.05
+    assert groups["blocks.2.mlp.fc1.bias"]["weight_decay"] == 0
+
+
+def test_rest_of_muon_has_the_settings_of_the_matrices_by_default() -> None:
+    groups = by_name(parameter_groups(small_model("vit_tiny", (32, 32)), settings("muon")))
+    assert {group["lr_scale"] for group in groups.values()} == {1.0}
+    assert groups["head.weight"]["weight_decay"] == 0.05
+
+
+@pytest.mark.parametrize("name", ["adamw", "adamuon", "sgd"])
+@pytest.mark.parametrize("setting", ["rest_learning_rate", "rest_weight_decay"])
+def test_settings_of_the_rest_are_refused_without_muon(name: str, setting: str) -> None:
+    with pytest.raises(ValueError, match=rf"{setting} = 0\.01 .*{name} .*{setting}=null"):
+        settings(name, **{setting: 0.01})
+
+
+def test_muon_of_lora_updates_its_matrices_and_no_frozen_ones() -> None:
+    model = fresh("vit_tiny")
+    add_lora(model, rank=2, alpha=2.0, targets=["q", "v", "fc2"])
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name or name.startswith("head."))
+    optimizer = build_optimizer(model, settings("muon", learning_rate=0.02))
+    losses = descend(model, optimizer, 8)
+    assert losses[-1] < losses[0]
+    for name, parameter in model.named_parameters():
+        slots = set(optimizer.state[parameter]) if parameter.requires_grad else set()
+        assert (slots == {"momentum_buffer"}) == ("lora_" in name), name
+    assert by_name(optimizer.param_groups)["blocks.0.attn.qkv.lora_a"]["matrices"] == 2
+    assert by_name(optimizer.param_groups)["blocks.0.mlp.fc2.lora_b"]["matrices"] == 1
 
 
 # Kron is compiled by inductor.

@@ -8,13 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from finetune_runs import stop_after
 from small_runs import RICH, assert_same_bits, last_tensors, metrics, small_config, status, words
 from started_runs import start, start_training, torchrun, wait_for_step
 
+from vision.checkpoints.native.checkpoint import read_checkpoint, write_checkpoint
+from vision.checkpoints.native.checkpoint_folder import latest
 from vision.cli.app import main
+from vision.config import ConfigError
 from vision.training import loop
 from vision.training.loop import train
 from vision.training.run.run_folder import PREEMPTED
+
+MUON = ["optimizer.name=muon", "optimizer.learning_rate=2e-3", "optimizer.rest_learning_rate=1e-3"]
 
 
 def kill_and_resume(
@@ -30,16 +36,17 @@ def kill_and_resume(
 
 
 @pytest.mark.parametrize(
-    ("workers", "steps"),
+    ("workers", "steps", "optimizer"),
     [
-        pytest.param(0, [4], id="in this process", marks=pytest.mark.slow),
-        pytest.param(2, [11], id="two workers"),
+        pytest.param(0, [4], [], id="in this process", marks=pytest.mark.slow),
+        pytest.param(2, [11], [], id="two workers"),
+        pytest.param(0, [8], [*MUON, "channels_last=true"], id="muon"),
     ],
 )
 def test_run_killed_in_an_epoch_ends_in_the_same_bits(
-    tmp_path: Path, workers: int, steps: list[int]
+    tmp_path: Path, workers: int, steps: list[int], optimizer: list[str]
 ) -> None:
-    settings = [*RICH, "max_batch_per_device=4", f"loader.workers={workers}"]
+    settings = [*RICH, *optimizer, "max_batch_per_device=4", f"loader.workers={workers}"]
     assert train(small_config(tmp_path / "whole", *settings), "x") == 0
     kill_and_resume(tmp_path / "killed", settings, steps)
     assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "killed"))
@@ -156,19 +163,41 @@ def test_newest_checkpoint_damaged_falls_back_to_the_one_before_with_a_warning(
     assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "broken"))
 
 
+def test_run_with_timms_muon_is_not_resumed_with_this_projects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier versions had timm's under the name muon; it stores what its variant nmuon does."""
+    stop_after(monkeypatch, [2])
+    settings = ["duration=8steps", "optimizer.name=nmuon"]
+    assert train(small_config(tmp_path, *settings), "x") == PREEMPTED
+    (file,) = latest(tmp_path / "run" / "checkpoints")
+    stored = read_checkpoint(file)
+    stored.record["config"]["optimizer"]["name"] = "muon"
+    write_checkpoint(file, stored.tensors, stored.record)
+    again = small_config(tmp_path, "duration=8steps", "optimizer.name=muon", "allow_changes=true")
+    with pytest.raises(ConfigError, match=r"started with timm's muon .*another name"):
+        train(again, "x")
+
+
 @pytest.mark.parametrize(
-    ("parallel", "model"),
+    ("parallel", "model", "optimizer"),
     [
-        ("ddp", "vit_mini"),
-        ("fsdp", "swin_mini"),
-        pytest.param("ddp", "swin_mini", marks=pytest.mark.slow),
-        pytest.param("fsdp", "vit_mini", marks=pytest.mark.slow),
-        pytest.param("fsdp", "swinv2_mini", marks=pytest.mark.slow),
+        ("ddp", "vit_mini", []),
+        ("fsdp", "swin_mini", []),
+        pytest.param("ddp", "vit_mini", MUON, marks=pytest.mark.slow),
+        ("fsdp", "swin_mini", MUON),
+        pytest.param("ddp", "swin_mini", [], marks=pytest.mark.slow),
+        pytest.param("fsdp", "vit_mini", [], marks=pytest.mark.slow),
+        pytest.param("fsdp", "vit_mini", MUON, marks=pytest.mark.slow),
+        pytest.param("fsdp", "swinv2_mini", [], marks=pytest.mark.slow),
     ],
 )
-def test_two_processes_learn_what_one_learns(tmp_path: Path, parallel: str, model: str) -> None:
+def test_two_processes_learn_what_one_learns(
+    tmp_path: Path, parallel: str, model: str, optimizer: list[str]
+) -> None:
     """Without mixing and dropout, which are drawn per process."""
     settings = ["ema=0.9", "duration=8steps", f"parallel={parallel}", "channels_last=true"]
+    settings += optimizer
     assert train(small_config(tmp_path / "one", *settings, model=model), "x") == 0
     # Each of the two takes its half in two parts, too.
     process = torchrun(tmp_path / "two", *settings, "max_batch_per_device=2", model=model)

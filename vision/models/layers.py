@@ -1,6 +1,6 @@
 """The parts that ViT and Swin share."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
@@ -71,9 +71,51 @@ class Classifier(nn.Module):
     undecayed: frozenset[str] = frozenset()
     """Parts of names of parameters with several axes that take no weight decay."""
 
+    def hidden_matrices(self) -> dict[str, int]:
+        """Number of matrices stacked in each weight between two hidden layers, by its name.
+
+        The embedding, the head and whatever takes no weight decay have none. Queries, keys and
+        values are three, gate and values of a perceptron two, groups of a convolution one each;
+        LoRA's are as many as the parts of the layer that have an addition.
+        """
+        modules = dict(self.named_modules())
+        layers = {name: self.layer_of(name) for name, _ in self.named_parameters()}
+        # Of a convolutional stem, only the first layer with weights to train reads pixels.
+        first = "" if "patch_embed.whitening" in modules else "patch_embed.convs.0.weight"
+        embedding = {
+            name
+            for name, layer in layers.items()
+            if layer == 0 and (name == first or not name.startswith("patch_embed.convs."))
+        }
+        if max(layers.values(), default=0) == 0:
+            embedding = set()  # layers are unknown
+        others = self.head_names() | self.no_weight_decay() | embedding
+        return {
+            f"{name}.{key}": _stacked(name, key, weight, modules)
+            for name, module in modules.items()
+            if isinstance(module, nn.Linear | nn.Conv2d)
+            for key, weight in module.named_parameters(recurse=False)
+            if f"{name}.{key}" not in others
+            # A filter of one channel is a vector.
+            and not (isinstance(module, nn.Conv2d) and weight.shape[1] == 1)
+        }
+
     def init_weights(self, generator: torch.Generator) -> None:
         """Draw all parameters anew; the same generator state gives the same weights."""
         raise NotImplementedError
+
+
+def _stacked(name: str, key: str, weight: Tensor, modules: Mapping[str, nn.Module]) -> int:
+    """Number of matrices in the weight `key` of the layer `name`."""
+    if key in ("lora_a", "lora_b"):
+        return weight.shape[0]
+    layer, (parent, _, last) = modules[name], name.rpartition(".")
+    if isinstance(layer, nn.Conv2d):
+        return layer.groups
+    after = modules.get(f"{parent}.fc2")
+    if last == "fc1" and isinstance(after, nn.Linear):
+        return max(1, weight.shape[0] // after.in_features)
+    return {"qkv": 3, "kv": 2}.get(last, 1)
 
 
 G = TypeVar("G")

@@ -44,19 +44,25 @@ ObjectiveName = Annotated[str, AfterValidator(_check_objective)]
 
 
 class OptimizerConfig(Config):
-    """The optimiser, built by timm's factory, and gradient clipping."""
+    """The optimiser, and gradient clipping."""
 
     name: str
-    """timm's name: adamw, lamb, lion, muon, sgd, …"""
+    """muon, or timm's name of another one: adamw, lamb, lion, sgd, …"""
     learning_rate: Positive
     """Peak learning rate, for a global batch of `reference_batch` images."""
+    rest_learning_rate: Positive | None
+    """Peak learning rate of the parameters that muon leaves to AdamW: embedding, head, biases,
+    norms, tokens and tables; null: as learning_rate. Scaled and scheduled alike."""
     reference_batch: PositiveInt | None
     """Batch for which learning_rate holds: it is multiplied by batch_size / reference_batch; null:
     not scaled."""
     weight_decay: NotNegative
     """Weight decay, except for biases, norms, tokens and position tables."""
+    rest_weight_decay: NotNegative | None
+    """Weight decay of embedding and head, with muon; null: as weight_decay."""
     betas: tuple[Rate, Rate] | None
-    """Coefficients of the moments; null: the optimiser's own, as for eps and momentum."""
+    """Coefficients of the moments; null: the optimiser's own, as for eps and momentum. With muon,
+    betas and eps are those of AdamW for the rest."""
     eps: Positive | None
     momentum: Rate | None
     layer_decay: Annotated[float, Field(gt=0, le=1)]
@@ -65,6 +71,16 @@ class OptimizerConfig(Config):
     clip_at: Positive
     """Largest norm of all gradients (norm), largest gradient (value), or largest ratio of a
     gradient to its weights (agc)."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in ("rest_learning_rate", "rest_weight_decay"):
+            if self.name != "muon" and (value := getattr(self, name)) is not None:
+                raise ValueError(
+                    f"{name} = {value:g} is for optimizer.name=muon, which leaves parameters to "
+                    f"AdamW; {self.name} has one of each for all of them: use {name}=null."
+                )
+        return self
 
 
 class ScheduleConfig(Config):

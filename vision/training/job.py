@@ -150,7 +150,9 @@ def build_job(config: TrainConfig, run: Run, world: World, init: str | None) -> 
     }
     state = TrainState(
         model=task.model,
-        optimizer=build_optimizer(task.model, config.optimizer, schedule.peak),
+        optimizer=build_optimizer(
+            task.model, config.optimizer, schedule.peak, bfloat16=config.precision == "bf16"
+        ),
         scaler=torch.amp.GradScaler(world.device.type, enabled=config.precision == "fp16"),
         average=start_average(task.model) if config.ema is not None else None,
         sums=empty_sums(task),

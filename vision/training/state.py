@@ -85,6 +85,8 @@ def restore(state: TrainState, checkpoint: Checkpoint, optimizer: str, main: boo
     """
     record, tensors = checkpoint.record, checkpoint.tensors
     before = record["config"]["optimizer"]["name"]
+    if before == "muon" and "matrices" not in record["optimizer"]["param_groups"][0]:
+        before = "timm's muon (in an earlier version of this project)"
     _copy_all(state.model.state_dict(), _part(tensors, "model."), "the model")
     if state.average is not None:
         _copy_all(state.average, _part(tensors, "ema."), "the averaged weights")

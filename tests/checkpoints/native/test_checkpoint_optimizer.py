@@ -19,6 +19,7 @@ from vision.checkpoints.native.optimizer import (
     parameter_names,
     unflatten_optimizer,
 )
+from vision.training.muon import MuonAdamW
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {},
@@ -26,6 +27,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "lamb": {},
     "lion": {},
     "muon": {},
+    "our muon": {},
     "nadamw": {},
     "adafactorbv": {},  # keeps a torch.dtype among its settings
     "lookahead_adamw": {},
@@ -39,6 +41,10 @@ def build() -> nn.Module:
 
 
 def optimize(model: nn.Module, name: str) -> Optimizer:
+    if name == "our muon":
+        matrices = [p for p in model.parameters() if p.ndim > 1]
+        rest = [p for p in model.parameters() if p.ndim == 1]
+        return MuonAdamW([{"params": matrices, "matrices": 1}, {"params": rest}], 1e-2)
     return create_optimizer_v2(model, opt=name, lr=1e-2, weight_decay=0.05, **OPTIMIZERS[name])
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from finetune_runs import base_run, stop_after, tuned_config
+from model_settings import small_model
 from PIL import Image
 from small_runs import last_tensors, metrics
 
@@ -15,6 +16,7 @@ from vision.data.batches import Loader, Pipeline, evaluation_batches
 from vision.data.preprocess import normalizer
 from vision.data.sources.build_source import build_source
 from vision.training.loop import train
+from vision.training.optim import parameter_groups
 from vision.training.run.run_folder import PREEMPTED
 from vision.training.tasks import probe
 
@@ -150,3 +152,15 @@ def test_unreadable_images_are_skipped_as_without_stored_features(
         samples = [e["samples"] for e in metrics(tmp_path / cache, "val")]
         assert len(set(samples)) == 1
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_probe_before_a_run_with_muon_has_a_rate_of_its_own(tmp_path: Path) -> None:
+    """Muon leaves the head to AdamW, whose settings in the run are not those of the probe."""
+    more = ["recipe=probe_then_finetune", "probe_first.learning_rate=0.003"]
+    muon = ["name=muon", "learning_rate=0.02", "rest_learning_rate=1e-4", "rest_weight_decay=0.1"]
+    config = tuned_config(tmp_path, "x", *more, *(f"optimizer.{word}" for word in muon))
+    settings = probe.probe_config(config, tmp_path).optimizer
+    model = small_model("vit_tiny", (32, 32))
+    head = next(g for g in parameter_groups(model, settings) if "head.weight" in g["names"])
+    assert settings.learning_rate * head["lr_scale"] == 0.003
+    assert head["weight_decay"] == 0

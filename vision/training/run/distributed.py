@@ -155,7 +155,8 @@ def gathered(tensor: Tensor) -> Tensor:
 
 
 def sharded_like(tensor: Tensor, target: Tensor) -> Tensor:
-    """A whole tensor, sharded as the target is."""
+    """A whole tensor, which every process has, sharded as the target is."""
     if isinstance(target, DTensor):
-        return distribute_tensor(tensor.to(target.device), target.device_mesh, target.placements)
+        mesh, placements = target.device_mesh, target.placements
+        return distribute_tensor(tensor.to(target.device), mesh, placements, src_data_rank=None)
     return tensor.to(target.device)

@@ -193,6 +193,9 @@ def _summary(job: "TrainingJob") -> dict[str, str]:
             f" ({config.optimizer.learning_rate:g} × {config.batch_size} / "
             f"{config.optimizer.reference_batch})"
         )
+    rest = ""
+    if (rate := config.optimizer.rest_learning_rate) is not None:
+        rest = f", {schedule.peak * rate / config.optimizer.learning_rate:g} for the rest"
     return {
         "model": f"{job.start.config.kind}, {parameters:,} parameters{part}",
         "data": f"{config.data.kind}, {len(train):,} + {len(val):,} images of "
@@ -200,7 +203,7 @@ def _summary(job: "TrainingJob") -> dict[str, str]:
         "preprocess": str(job.data.preprocess),
         "batch": f"{config.batch_size} = {job.micro_batch} per device × {world.size} device"
         f"{'s' if world.size > 1 else ''} × {job.order.accumulation} accumulated",
-        "learning rate": f"{schedule.peak:g}{scaling}, {config.optimizer.name}",
+        "learning rate": f"{schedule.peak:g}{scaling}, {config.optimizer.name}{rest}",
         "length": f"{schedule.total:,} steps of {schedule.steps_per_epoch:,} per epoch",
         "precision": f"{config.precision} on {world.device.type}",
         "run": f"{job.run.folder}" + (f", from step {job.state.step}" if job.state.step else ""),

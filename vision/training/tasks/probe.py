@@ -310,8 +310,10 @@ def probe_config(config: TrainConfig, folder: Path) -> TrainConfig:
     }
     values["optimizer"] |= {
         "learning_rate": config.probe_first.learning_rate,
+        "rest_learning_rate": None,
         "reference_batch": None,
         "layer_decay": 1.0,
         "weight_decay": 0.0,
+        "rest_weight_decay": None,
     }
     return parse(TrainConfig, values)
