@@ -18,8 +18,14 @@ import torch
 from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 
-Purpose = Literal["augment", "order", "mixing", "replacement"]
-_PURPOSES: dict[Purpose, int] = {"augment": 0, "order": 1, "mixing": 2, "replacement": 3}
+Purpose = Literal["augment", "order", "mixing", "replacement", "flip"]
+_PURPOSES: dict[Purpose, int] = {
+    "augment": 0,
+    "order": 1,
+    "mixing": 2,
+    "replacement": 3,
+    "flip": 4,
+}
 
 
 def generator(

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from vision.data.configs import AugmentConfig, DataConfig, LoaderConfig
-from vision.data.images.augment import training_pixels
+from vision.data.images.augment import alternating_flip, training_pixels
 from vision.data.images.decode import Pixels, UnreadableImageError, open_image
 from vision.data.images.policies import import_policy
 from vision.data.order import BatchOrder, BatchRequest, evaluation_requests, training_requests
@@ -112,7 +112,8 @@ class Pipeline(Dataset[Batch]):
         if self.augment is None:
             return evaluation_pixels(image, self.preprocess)
         random = generator(self.seed, "augment", epoch=epoch, index=index, occurrence=use)
-        return training_pixels(image, self.preprocess, self.augment, random)
+        turn = self.augment.flip == "alternate" and alternating_flip(self.seed, epoch, index, use)
+        return training_pixels(image, self.preprocess, self.augment, random, turn)
 
 
 @dataclass

@@ -283,8 +283,10 @@ class AugmentConfig(Config):
     padding_mode: Literal["black", "reflect"]
     interpolation: Literal["evaluation", "bilinear", "bicubic", "random"]
     """evaluation: as in evaluation; random: bilinear or bicubic with equal probability."""
-    flip: Probability
-    """Probability of a horizontal flip."""
+    flip: Probability | Literal["alternate"]
+    """Probability of a horizontal flip; alternate: each image in every second epoch, a random half
+    of them in the first (Jordan, 2024, section 3.6). Copies of an image in an epoch alternate too.
+    """
     vertical_flip: Probability
     """Probability of a vertical flip."""
     policy: Annotated[str, AfterValidator(_check_policy)]
