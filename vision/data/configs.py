@@ -337,5 +337,9 @@ class LoaderConfig(Config):
     tail: Literal["drop", "pad"]
     """Treatment of the last images of an epoch if they do not fill a batch: drop them (different
     ones each epoch), or pad the batch with the epoch's first images, augmented differently."""
+    memory: Count
+    """MiB for pixels of small images (up to four times the model's input), which are decoded once
+    and kept: training and validation images each, shared by all workers, divided equally among the
+    processes of a run. 0: none."""
     max_pixels: Annotated[int, Field(ge=1, le=178_956_970)]
     """Largest number of pixels of an image; decoding takes 3 (JPEG) to 18 bytes for each."""

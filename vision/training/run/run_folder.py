@@ -45,6 +45,7 @@ FREE = (
     "loader.workers",
     "loader.prefetch",
     "loader.start_method",
+    "loader.memory",
     "checkpoint.keep",
     "objective",
     "prune",

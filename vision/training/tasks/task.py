@@ -124,8 +124,10 @@ class Task(ABC, Generic[B]):
         """Names of the images that this process could not read so far, with the reasons."""
         return {f.name: f.reason for f in self.val_loader.failures.values()}
 
-    def image_loader(self, source: Source, augment: AugmentConfig | None = None) -> Loader:
-        """A loader of images, augmented or as in evaluation."""
+    def image_loader(
+        self, source: Source, augment: AugmentConfig | None = None, *, keep: bool = True
+    ) -> Loader:
+        """A loader of images, augmented or as in evaluation; `keep` if they are read repeatedly."""
         return build_loader(
             source,
             self.data.preprocess,
@@ -135,6 +137,7 @@ class Task(ABC, Generic[B]):
             seed=self.config.seed,
             processes=self.world.size,
             on_cpu=self.world.device.type == "cpu",
+            keep=keep,
         )
 
     def first_validation_images(self, batch_size: int) -> Batch:
