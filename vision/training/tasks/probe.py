@@ -299,6 +299,7 @@ def probe_config(config: TrainConfig, folder: Path) -> TrainConfig:
         "probe_first": None,
         "duration": config.probe_first.duration,
         "ema": None,
+        "flip_test": False,
         "augment": values["augment"] | PLAIN_IMAGES,
     }
     values["schedule"] |= {

@@ -52,7 +52,7 @@ class Task(ABC, Generic[B]):
     measures: ClassVar[tuple[str, ...]]
     """Names of the means that are logged in training; see `loss`."""
     headline: ClassVar[tuple[str, ...]]
-    """Names of the evaluated numbers that are shown on the terminal."""
+    """Names of the evaluated numbers that are shown on the terminal, if there are any."""
 
     config: TrainConfig
     data: TrainingData
