@@ -160,8 +160,12 @@ def timed_items(items: Any, times: Times) -> Iterator[Any]:
 
 
 def our_loop(setting: Setting, root: Path, outputs: Path, turn: int, own: bool) -> Times:
-    """`vision train` as a user starts it; its parts are timed where the loop calls them."""
-    config = training_config(our_words(setting, root, outputs, turn, own))
+    """`vision train` as a user starts it."""
+    return timed_training(training_config(our_words(setting, root, outputs, turn, own)))
+
+
+def timed_training(config: TrainConfig) -> Times:
+    """A training run, whose parts are timed where the loop calls them."""
     times = Times()
 
     def batches(*arguments: Any) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from vision.checkpoints.configs import Format, WhichWeights
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.layouts.export_pytorch import official_tensors, torchvision_tensors
-from vision.checkpoints.layouts.exporting import Export
+from vision.checkpoints.layouts.exporting import Export, refuse
 from vision.checkpoints.layouts.huggingface.export_huggingface import (
     huggingface_model,
     huggingface_preprocessor,
@@ -63,6 +63,8 @@ def convert(
         place, model=model, weights=weights, rename=rename, setting="source", **given
     )
     export = Export(opened, opened.tensors)
+    if format != "vision" and getattr(opened.config, "stem", "") in ("conv", "conv_whitened"):
+        refuse(format, "its models embed patches, not the outputs of convolutions (model.stem)")
     written: list[Path] = []
     try:
         match format:

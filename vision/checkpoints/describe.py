@@ -24,7 +24,7 @@ from vision.checkpoints.fit.infer_swin import swin_values
 from vision.checkpoints.fit.infer_vit import vit_values
 from vision.checkpoints.fit.timm_weights import describe_timm
 from vision.checkpoints.layouts.recognise import convert_names, recognise
-from vision.checkpoints.layouts.rules import Converted, need, patch_weight
+from vision.checkpoints.layouts.rules import Converted, need, stem_shape
 from vision.checkpoints.metadata import Metadata, StoredWeights, architecture_of, read_metadata
 from vision.checkpoints.native.run_record import LoraRecord, RunRecord, check_sizes, run_record
 from vision.config import ConfigError, pair, parse, suggest
@@ -178,7 +178,7 @@ def describe(
     else:
         config, size = _infer(stored, model, given, assumed)
         tensors = stored.converted.tensors
-        channels = patch_weight(tensors).shape[1]
+        channels = stem_shape(tensors).channels
         classes = need(tensors, "head.weight", 2).shape[0] if "head.weight" in tensors else 0
     preprocess, origin = known.preprocess, known.preprocess_origin
     if not preprocess:

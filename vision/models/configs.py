@@ -53,9 +53,10 @@ class ViTConfig(_Shared):
     kind: Literal["vit"]
     patch_size: Size
     """Pixels along a patch; 1 makes every pixel a token."""
-    stem: Literal["patch", "patch_no_bias", "patch_normed"]
-    """Map from pixels to tokens: linear for each patch, linear without a bias (CLIP), or linear
-    with a LayerNorm before and after it (vit-pytorch).
+    stem: Literal["patch", "patch_no_bias", "patch_normed", "conv", "conv_whitened"]
+    """Map from pixels to tokens: linear for each patch, linear without a bias (CLIP), linear with a
+    LayerNorm before and after it (vit-pytorch), or convolutions with a total stride of patch_size,
+    whose first one may be fixed to whiten the training images.
     """
     width: PositiveInt
     depth: PositiveInt
@@ -122,9 +123,9 @@ class ViTConfig(_Shared):
     """Width of a hidden layer with tanh between pooling and head (the ViT paper's pretraining)."""
     projection: PositiveInt | None
     """Width of a linear map of the pooled features (CLIP's space shared with text)."""
-    initialization: Literal["trunc_normal", "xavier"]
-    """Initial weights: as in DeiT (truncated normal, 0.02), or as in the ViT paper's own code
-    (Xavier, zero head).
+    initialization: Literal["trunc_normal", "xavier", "zero_residual"]
+    """Initial weights: as in DeiT (truncated normal, 0.02), as in the ViT paper's own code (Xavier,
+    zero head), or as in DeiT with residual branches that start at zero.
     """
 
     @property
@@ -136,6 +137,11 @@ class ViTConfig(_Shared):
     def _check(self) -> Self:
         if self.head_width is None:
             _divides("heads", self.heads, "width", self.width)
+        _check_stem(self.stem, self.patch_size)
+        if self.initialization == "zero_residual" and self.block_norm == "after":
+            raise ValueError(
+                "initialization=zero_residual needs block_norm=before: norms of zeros do not learn."
+            )
         self._check_pooling()
         self._check_positions()
         return self
@@ -172,6 +178,15 @@ class ViTConfig(_Shared):
             )
 
 
+def _check_stem(stem: str, patch_size: Size) -> None:
+    sides = patch_size if isinstance(patch_size, tuple) else (patch_size,)
+    if stem in ("conv", "conv_whitened") and any(n & (n - 1) or max(sides) < 2 for n in sides):
+        raise ValueError(
+            f"stem={stem} halves the grid step by step: patch_size must be a power of 2 such as 4 "
+            f"or 16, not {patch_size}; or choose stem=patch."
+        )
+
+
 def _window(value: Any, parse: ValidatorFunctionWrapHandler) -> Any:
     """One message for the three forms of a window, in place of one for each form."""
     try:
@@ -201,6 +216,10 @@ class _SwinShared(_Shared):
     """Settings of both versions of Swin."""
 
     patch_size: Size
+    stem: Literal["patch", "conv", "conv_whitened"]
+    """Map from pixels to tokens: linear for each patch, or convolutions with a total stride of
+    patch_size, whose first one may be fixed to whiten the training images.
+    """
     width: PositiveInt
     """Width of the first stage; every later stage doubles it."""
     depths: Annotated[tuple[PositiveInt, ...], Field(min_length=1, max_length=16)]
@@ -218,6 +237,10 @@ class _SwinShared(_Shared):
     """Padding of grids that windows do not divide: masked, or taking part in attention as zero
     tokens, as in torchvision, transformers and mmpretrain.
     """
+    initialization: Literal["trunc_normal", "zero_residual"]
+    """Initial weights: as in the official code, or with residual branches that start at zero (those
+    of V2 always do).
+    """
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -231,6 +254,7 @@ class _SwinShared(_Shared):
                 )
         for stage, heads in enumerate(self.heads):
             _divides(f"heads[{stage}]", heads, "the stage's width", self.width * 2**stage)
+        _check_stem(self.stem, self.patch_size)
         return self
 
 
@@ -248,7 +272,12 @@ class SwinV2Config(_SwinShared):
     """Window of each stage that the position network was trained with; null: this model's own."""
 
     @model_validator(mode="after")
-    def _check_pretrained_window(self) -> Self:
+    def _check_v2(self) -> Self:
+        if self.initialization == "zero_residual":
+            raise ValueError(
+                "initialization=zero_residual: the branches of a Swin V2 start at zero by their "
+                "norms; use trunc_normal."
+            )
         if self.pretrained_window is not None and len(self.pretrained_window) != len(self.depths):
             raise ValueError(
                 f"pretrained_window needs one entry per stage ({len(self.depths)}), "

@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from vision.config import pair
 from vision.models.attention import ObservedAttention, learns_on_cpu
 from vision.models.configs import AnySwinConfig
 from vision.models.layers import (
@@ -29,15 +28,15 @@ from vision.models.layers import (
     DropPath,
     Grid,
     Mlp,
-    PatchEmbed,
     drop_path_rates,
-    init_conv,
     init_norms,
     pad_to_multiple,
     run_block,
     trunc_normal,
+    zero_branches,
 )
 from vision.models.positions.added import resize_table
+from vision.models.stems import build_stem
 from vision.models.windows import (
     BlockWindows,
     StageShape,
@@ -220,7 +219,7 @@ class Swin(Classifier):
     ) -> None:
         super().__init__()
         self.config = config
-        self.patch_embed = PatchEmbed(channels, config.width, pair(config.patch_size))
+        self.patch_embed = build_stem(config, channels)
         self.patch_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.grid = self.patch_embed.grid(image_size)
         self.windows = stage_windows(config, image_size)
@@ -291,7 +290,7 @@ class Swin(Classifier):
 
     def init_weights(self, generator: torch.Generator) -> None:
         """As in the official code: truncated normal of 0.02, patch embedding as torch draws it."""
-        init_conv(self.patch_embed.proj, "uniform", generator)
+        self.patch_embed.init_weights("uniform", generator)
         init_norms(self)
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -302,3 +301,5 @@ class Swin(Classifier):
                 module.init_positions(generator)
         if self.absolute_pos_embed is not None:
             trunc_normal(self.absolute_pos_embed, 0.02, generator)
+        if self.config.initialization == "zero_residual":
+            zero_branches(self)

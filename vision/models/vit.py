@@ -20,18 +20,18 @@ from vision.models.layers import (
     GatedMlp,
     Grid,
     Mlp,
-    build_stem,
     drop_path_rates,
-    init_conv,
     init_norms,
     run_block,
     trunc_normal,
+    zero_branches,
 )
 from vision.models.lora import linear_with_bias
 from vision.models.pooling import AttentionPool, build_pooling
 from vision.models.positions.added import added_positions
 from vision.models.positions.relative import RelativeBias
 from vision.models.positions.rotary import Rotation, rotary_positions, rotate
+from vision.models.stems import build_stem
 
 HEAD = ("norm", "pooling", "representation", "projection", "head", "head_dist")
 """Modules after the last block."""
@@ -232,7 +232,7 @@ class ViT(Classifier):
     def init_weights(self, generator: torch.Generator) -> None:
         """As in DeiT (`trunc_normal`), or as in the ViT paper's own code (`xavier`)."""
         xavier = self.config.initialization == "xavier"
-        init_conv(self.patch_embed.proj, "lecun" if xavier else "uniform", generator)
+        self.patch_embed.init_weights("lecun" if xavier else "uniform", generator)
         init_norms(self)
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
@@ -259,6 +259,8 @@ class ViT(Classifier):
         for head in self.heads():
             if xavier and isinstance(head, nn.Linear):
                 nn.init.zeros_(head.weight)
+        if self.config.initialization == "zero_residual":
+            zero_branches(self)
 
 
 def _head(features: int, classes: int) -> nn.Module:

@@ -44,10 +44,11 @@ def freeze(model: Classifier, tune: TuneConfig, seed: int) -> None:
             dropout=tune.dropout,
             seed=seed,
         )
-    names = [name for name, _ in model.named_parameters()]
+    # What the model itself keeps fixed (the whitening of a stem) is not trained by any setting.
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     trained = model.head_names() | _trained(model, tune, names)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in trained)
+    for name in names:
+        model.get_parameter(name).requires_grad_(name in trained)
     _set_modes(model, tune, trained)
 
 

@@ -17,9 +17,8 @@ from vision.checkpoints.layouts.rules import (
     count,
     mlp_ratio,
     need,
-    patch_grid,
-    patch_weight,
     square,
+    stem_shape,
 )
 from vision.checkpoints.metadata import StoredWeights
 from vision.config import Config, ConfigError, Size, pair, parse
@@ -36,7 +35,8 @@ def swin_values(
 ) -> tuple[dict[str, Any], Grid]:
     """Settings of the model's config, and the image size that it was trained with."""
     tensors, known = source.converted.tensors, source.metadata
-    width, patch = patch_weight(tensors).shape[0], patch_grid(tensors)
+    stem = stem_shape(tensors)
+    width, patch = stem.width, stem.patch
     second = "layers.0.blocks.0.attn.logit_scale" in tensors
     stages = count(tensors, r"layers\.(\d+)\.blocks\..*")
     hidden = need(tensors, "layers.0.blocks.0.mlp.fc2.weight", 2).shape[1]
@@ -44,6 +44,7 @@ def swin_values(
     windows, size = _measure(source, stored, patch, size, given, assumed)
     values: dict[str, Any] = {
         "kind": "swin_v2" if second else "swin",
+        "stem": stem.kind,
         "patch_size": square(patch),
         "width": width,
         "depths": [count(tensors, rf"layers\.{s}\.blocks\.(\d+)\..*") for s in range(stages)],
@@ -53,6 +54,7 @@ def swin_values(
         "shift": True,
         "positions": _swin_positions(tensors),
         "padding": "mask",
+        "initialization": "trunc_normal",
         "norm_eps": known.model.get("norm_eps", 1e-5),
         **PLAIN,
     }

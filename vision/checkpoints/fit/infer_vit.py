@@ -13,9 +13,8 @@ from vision.checkpoints.layouts.rules import (
     gated_mlp,
     mlp_ratio,
     need,
-    patch_grid,
-    patch_weight,
     square,
+    stem_shape,
 )
 from vision.checkpoints.metadata import StoredWeights
 from vision.config import ConfigError
@@ -75,13 +74,12 @@ def vit_values(
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """What the tensors show: sizes, and which parts there are."""
-    width = patch_weight(tensors).shape[0]
-    bias = "patch" if "patch_embed.proj.bias" in tensors else "patch_no_bias"
+    stem = stem_shape(tensors)
     relative = "block" if "blocks.0.relative.table" in tensors else "none"
     return {
-        "patch_size": square(patch_grid(tensors)),
-        "stem": "patch_normed" if "patch_embed.norm_before.weight" in tensors else bias,
-        "width": width,
+        "patch_size": square(stem.patch),
+        "stem": stem.kind,
+        "width": stem.width,
         "depth": count(tensors, r"blocks\.(\d+)\..*"),
         "head_width": None,
         "class_token": "cls_token" in tensors,
@@ -94,7 +92,7 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         "attention_norm": "blocks.0.attn.norm.weight" in tensors,
         "layer_scale": 1e-5 if "blocks.0.ls1.gamma" in tensors else None,
         "mlp_norm": "blocks.0.mlp.norm.weight" in tensors,
-        **_mlp(tensors, width),
+        **_mlp(tensors, stem.width),
     }
 
 
@@ -113,7 +111,7 @@ def _mlp(tensors: Mapping[str, Tensor], width: int) -> dict[str, Any]:
 
 def _pooling(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """What lies between the last block and the head."""
-    width = patch_weight(tensors).shape[0]
+    width = stem_shape(tensors).width
     values: dict[str, Any] = {
         "pool": "class_token" if "cls_token" in tensors else "mean",
         "pool_norm": "before" if "norm.weight" in tensors else "none",
@@ -217,7 +215,7 @@ def _positions(
 ) -> Grid:
     """Complete the settings of positions; the size of the images in training."""
     tensors, known = source.converted.tensors, source.metadata
-    patch = patch_grid(tensors)
+    patch = stem_shape(tensors).patch
     turns = "rotary.frequencies" in tensors or "rotary.periods" in tensors
     if "rotary.frequencies" in tensors and "rotary" not in said:
         values["rotary"] = "mixed"

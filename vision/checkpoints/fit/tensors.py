@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.fit.infer_vit import PositionTable, position_table
@@ -18,12 +18,13 @@ from vision.checkpoints.fit.resize import (
     resize_positions,
 )
 from vision.checkpoints.fit.stored_windows import square_window
-from vision.checkpoints.layouts.rules import patch_grid, patch_weight
+from vision.checkpoints.layouts.rules import need, stem_shape
 from vision.config import ConfigError
 from vision.models.layers import Classifier, Grid
 from vision.models.positions.added import LearnedPositions
 from vision.models.positions.relative import WindowMethod, resize_relative
 from vision.models.positions.rotary import CentredRotary, dinov3_periods
+from vision.models.stems import PatchEmbed, Stem
 from vision.models.swin import Stage, Swin
 from vision.models.vit import ViT
 
@@ -75,7 +76,7 @@ def fit_vit(
     if isinstance(model.rotary, CentredRotary) and model.rotary.periods is not None:
         # timm computes what Meta stores.
         tensors.setdefault("rotary.periods", dinov3_periods(model.rotary.pairs))
-    _fit_patches(fitting, model.patch_embed.proj)
+    _fit_patches(fitting, model.patch_embed)
 
 
 def _tokens(model: ViT) -> dict[str, Tensor | None]:
@@ -106,7 +107,7 @@ def _fit_positions(
     try:
         size, hint = sizes
         own = model.grid[0] * model.patch_embed.patch[0], model.grid[1] * model.patch_embed.patch[1]
-        table = position_table(tensors, patch_grid(tensors), size, [hint, own])
+        table = position_table(tensors, stem_shape(tensors).patch, size, [hint, own])
     except (CheckpointError, ConfigError):
         if not same_rows:
             raise
@@ -143,9 +144,12 @@ def _fold_register_rows(tensors: dict[str, Tensor], table: PositionTable) -> Pos
     return table._replace(rows=tokens)
 
 
-def _fit_patches(fitting: Fitting, target: nn.Conv2d) -> None:
+def _fit_patches(fitting: Fitting, stem: Stem) -> None:
+    """The projection of patches; the convolutions of another stem fit as they are, or not."""
     name = "patch_embed.proj.weight"
-    weight, wanted = patch_weight(fitting.tensors), target.weight.shape
+    if not isinstance(stem, PatchEmbed):
+        return
+    weight, wanted = need(fitting.tensors, name, 4), stem.proj.weight.shape
     if weight.shape[2:] != wanted[2:] and weight.shape[0] == wanted[0]:
         sizes = f"{_grid(weight.shape[2:])} → {_grid(wanted[2:])} pixels, pseudo-inverse"
         fitting.resized[name] = sizes
@@ -165,8 +169,8 @@ def fit_swin(
     windows: WindowMethod,
 ) -> None:
     """Patches and position tables of a Swin. The position network of V2 fits any window."""
-    trained_patch = patch_grid(fitting.tensors)
-    _fit_patches(fitting, model.patch_embed.proj)
+    trained_patch = stem_shape(fitting.tensors).patch
+    _fit_patches(fitting, model.patch_embed)
     for s, stage in enumerate(model.layers):
         assert isinstance(stage, Stage)
         for b in range(len(stage.blocks)):

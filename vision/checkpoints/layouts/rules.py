@@ -320,15 +320,29 @@ def need(tensors: Mapping[str, Tensor], name: str, axes: int) -> Tensor:
     return tensor
 
 
-def patch_weight(tensors: Mapping[str, Tensor]) -> Tensor:
-    """The patch embedding: width, channels, and height and width of a patch."""
-    return need(tensors, "patch_embed.proj.weight", 4)
+class StemShape(NamedTuple):
+    """What the tensors of a stem show."""
+
+    kind: str
+    """As in `model.stem`."""
+    width: int
+    channels: int
+    patch: Grid
 
 
-def patch_grid(tensors: Mapping[str, Tensor]) -> Grid:
-    """Height and width of a patch."""
-    _, _, height, width = patch_weight(tensors).shape
-    return height, width
+def stem_shape(tensors: Mapping[str, Tensor]) -> StemShape:
+    """The stem that weights under our names belong to."""
+    halvings = count(tensors, r"patch_embed\.norms\.(\d+)\.weight")
+    if halvings:
+        kind = "conv_whitened" if "patch_embed.whitening.weight" in tensors else "conv"
+        first = "whitening" if kind == "conv_whitened" else "convs.0"
+        width = need(tensors, f"patch_embed.norms.{halvings - 1}.weight", 1).shape[0]
+        channels = need(tensors, f"patch_embed.{first}.weight", 4).shape[1]
+        return StemShape(kind, width, channels, (2**halvings, 2**halvings))
+    kind = "patch" if "patch_embed.proj.bias" in tensors else "patch_no_bias"
+    kind = "patch_normed" if "patch_embed.norm_before.weight" in tensors else kind
+    width, channels, *patch = need(tensors, "patch_embed.proj.weight", 4).shape
+    return StemShape(kind, width, channels, (patch[0], patch[1]))
 
 
 def gated_mlp(tensors: Mapping[str, Tensor]) -> bool:

@@ -34,7 +34,7 @@ from vision.checkpoints.files.safetensors_file import SAFETENSORS, Entry, end_of
 
 Record = dict[str, Any]
 
-FORMAT = 3
+FORMAT = 4
 """Number of the format of records that is written. Raise it with every change of a record that this
 version or the one before could not read, and add an upgrade from the number before.
 """
@@ -261,6 +261,12 @@ def _add_model_choices(model: Record) -> Record:
     return {**_VIT_CHOICES, **model, **activated}
 
 
+def _add_swin_stems(model: Record) -> Record:
+    """3 → 4: a Swin may have another stem and another start."""
+    added = {"stem": "patch", "initialization": "trunc_normal"}
+    return model | added if model["kind"] in ("swin", "swin_v2") else model
+
+
 def _is_vit(model: Record) -> bool:
     return bool(model["kind"] == "vit")
 
@@ -296,5 +302,6 @@ def _change_model(change: Callable[[Record], Record], record: Record) -> Record:
 UPGRADES: dict[int, Callable[[Record], Record]] = {
     1: partial(_change_model, _add_vit_variants),
     2: partial(_change_model, _add_model_choices),
+    3: partial(_change_model, _add_swin_stems),
 }
 """From format n to format n + 1, for every n below FORMAT."""

@@ -23,6 +23,7 @@ from vision.data.configs import DataConfig, Interpolation
 from vision.models.attention import width_of_head
 from vision.models.build import build_model
 from vision.models.configs import ModelConfig, SwinConfig, SwinV2Config, TimmConfig, ViTConfig
+from vision.models.stems import halvings
 from vision.models.windows import stage_windows
 
 _OwnModel = ViTConfig | SwinConfig | SwinV2Config
@@ -213,11 +214,7 @@ def _check_timm(record: RunRecord, config: TimmConfig, shapes: Shapes, path: Pat
 
 def _compared(record: RunRecord, config: _OwnModel, shapes: Shapes) -> Iterator[Comparison]:
     """Every number of the record that is seen in a shape."""
-    embedding = tuple(shapes.get("patch_embed.proj.weight", ()))
-    yield "the axes of patch_embed.proj.weight", 4, len(embedding)
-    yield "model.width", config.width, embedding[0]
-    yield "channels", record.channels, embedding[1]
-    yield "model.patch_size", pair(config.patch_size), embedding[2:]
+    yield from _stem(record, config, shapes)
     yield "the number of classes", len(record.classes), _axis(shapes, "head.weight", 0)
     blocks = _blocks(shapes)
     if isinstance(config, ViTConfig):
@@ -245,6 +242,24 @@ def _compared(record: RunRecord, config: _OwnModel, shapes: Shapes) -> Iterator[
             _cells(record, config),
             _axis(shapes, "absolute_pos_embed", 1),
         )
+
+
+def _stem(record: RunRecord, config: _OwnModel, shapes: Shapes) -> Iterator[Comparison]:
+    """Channels, width and patch, by the shapes of the stem."""
+    if config.stem in ("conv", "conv_whitened"):
+        first = "whitening" if config.stem == "conv_whitened" else "convs.0"
+        steps = len(halvings(pair(config.patch_size)))
+        norms = [name for name in shapes if name.startswith("patch_embed.norms.")]
+        yield "channels", record.channels, _axis(shapes, f"patch_embed.{first}.weight", 1)
+        yield "the norms of the stem", 2 * steps, len(norms)
+        last = f"patch_embed.norms.{steps - 1}.weight"
+        yield "model.width", config.width, _axis(shapes, last, 0)
+        return
+    embedding = tuple(shapes.get("patch_embed.proj.weight", ()))
+    yield "the axes of patch_embed.proj.weight", 4, len(embedding)
+    yield "model.width", config.width, embedding[0]
+    yield "channels", record.channels, embedding[1]
+    yield "model.patch_size", pair(config.patch_size), embedding[2:]
 
 
 def _hidden(width: int, ratio: float, shapes: Shapes, block: str) -> Comparison:

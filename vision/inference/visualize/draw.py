@@ -90,7 +90,7 @@ class View:
         if not isinstance(cell, tuple):
             return captured.image_size[0] // 2, captured.image_size[1] // 2
         place = captured.layout.place(captured.layout.query(cell))  # raises outside the grid
-        top, left, bottom, right = captured.layout.box(place)  # type: ignore[arg-type]
+        top, left, bottom, right = captured.layout.field(place)  # type: ignore[arg-type]
         return (top + bottom) // 2, (left + right) // 2
 
 

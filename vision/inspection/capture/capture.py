@@ -251,7 +251,8 @@ def _observers(
     prefix = f"{name}." if name else ""
     grid = own.patch_embed.grid(size)
     if isinstance(own, ViT):
-        layout = Layout(anatomy.prefix, grid, anatomy.patch, size)
+        margins = own.patch_embed.margins
+        layout = Layout(anatomy.prefix, grid, anatomy.patch, size, margins=margins)
         return [
             _Observer(f"{prefix}blocks.{i}.attn", block.attn, lambda: layout, recorder)
             for i, block in enumerate(own.blocks)
@@ -263,7 +264,7 @@ def _observers(
         stride = (anatomy.patch[0] * 2**s, anatomy.patch[1] * 2**s)
         # Blocks of a kind share one layout, computed when first needed.
         kinds = [
-            cache(partial(_own_windows, stage, shapes[s], second, stride, size))
+            cache(partial(_own_windows, own, s, shapes[s], second, stride, size))
             for second in (False, True)
         ]
         for i, block in enumerate(stage.blocks):
@@ -272,8 +273,12 @@ def _observers(
     return observers
 
 
-def _own_windows(stage: Stage, shape: StageShape, second: bool, stride: Grid, size: Grid) -> Layout:
+def _own_windows(
+    model: Swin, number: int, shape: StageShape, second: bool, stride: Grid, size: Grid
+) -> Layout:
     """The layout of a block, by the order and the masks that the stage itself uses."""
+    stage = model.layers[number]
+    assert isinstance(stage, Stage)
     windows = stage.windows(shape)
     rows, columns = shape.grid
     numbers = torch.arange(rows * columns, device=stage.tensors.device).view(1, 1, rows, columns)
@@ -291,4 +296,5 @@ def _own_windows(stage: Stage, shape: StageShape, second: bool, stride: Grid, si
         shape.shift if shifted else (0, 0),
         slots.view(-1, shape.window[0] * shape.window[1]),
         None if mask is None else mask[:, 0] == 0,
+        model.patch_embed.margins,
     )

@@ -51,6 +51,9 @@ class Layout:
     """The cell in each slot, row by row, or `PADDING`: (w t)."""
     allowed: Tensor | None = None
     """True where a query slot may attend to a key slot: (w t s). None: everywhere."""
+    margins: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Pixels that the token of a cell sees beyond the cell, through the convolutions of a stem:
+    above, left, below, right."""
 
     @property
     def cells(self) -> int:
@@ -99,6 +102,18 @@ class Layout:
         height, width = self.image_size
         top, left = y * self.stride[0], x * self.stride[1]
         return top, left, min(top + self.stride[0], height), min(left + self.stride[1], width)
+
+    def field(self, cell: Cell) -> Box:
+        """The pixels that the token of a cell sees before the first block, cut at the edge."""
+        top, left, bottom, right = self.box(cell)
+        above, before, below, after = self.margins
+        height, width = self.image_size
+        return (
+            max(0, top - above),
+            max(0, left - before),
+            min(height, bottom + below),
+            min(width, right + after),
+        )
 
     def to_grid(self, values: Tensor) -> Tensor:
         """The cells of values by token (… n): (… y x)."""

@@ -271,6 +271,7 @@ def _layout(layout: Layout, encoder: RowEncoder) -> dict[str, Any]:
         "prefix": list(layout.prefix),
         "grid": list(layout.grid),
         "stride": list(layout.stride),
+        "margins": list(layout.margins),
         "window": None,
     }
     if layout.index is None:

@@ -131,13 +131,13 @@ def queries_sheet(
         grid = figure.subplots(len(places), len(layers) + 1, squeeze=False)
         for r, place in enumerate(places):
             show_image(grid[r, 0], pixels)
-            box = layers[-1].layout.box(layers[-1].layout.cell_at(place))
+            box = layers[-1].layout.field(layers[-1].layout.cell_at(place))
             outline(grid[r, 0], box, "#ffffff", 2.4)
             outline(grid[r, 0], box, MARK, 1.3)
             for c, layer in enumerate(layers):
                 axes = grid[r, c + 1]
                 show_map(axes, pixels, maps[r][c], limit, gamma=GAMMA)
-                outline(axes, layer.layout.box(layer.layout.cell_at(place)), QUERY, 1.0)
+                outline(axes, layer.layout.field(layer.layout.cell_at(place)), QUERY, 1.0)
                 if r == 0:
                     axes.set_title(f"layer {layer.number}")
         if not style.paper:
@@ -253,7 +253,7 @@ def _draw_windows(axes: Axes, layout: Layout, cell: Cell) -> None:
     for top, left, bottom, right in layout.outlines():
         box = (top * y, left * x, min(bottom * y, height), min(right * x, width))
         outline(axes, box, LINES, 0.6)
-    outline(axes, layout.box(cell), QUERY, 1.6)
+    outline(axes, layout.field(cell), QUERY, 1.6)
 
 
 def _described_block(layer: LayerAttention, cell: Cell) -> str:

@@ -67,8 +67,12 @@ class Maps:
         return self.values / self.unit
 
     def to_pixels(self, mode: Literal["nearest", "bilinear"] = "bilinear") -> Tensor:
-        """The map at the image's size: (b height width). `nearest` keeps the cells visible."""
+        """The map at the image's size: (b height width). `nearest` keeps the cells visible, unless
+        they overlap.
+        """
         (rows, columns), (y, x) = self.layout.grid, self.layout.stride
+        if any(self.layout.margins):
+            return self._over_fields()
         smooth = {"align_corners": False} if mode == "bilinear" else {}
         size = (rows * y, columns * x)
         pixels = F.interpolate(self.values[:, None], size=size, mode=mode, **smooth)[:, 0]
@@ -76,6 +80,21 @@ class Maps:
         # A last row or column of pixels that no whole patch covers belongs to no cell.
         missing = max(0, height - size[0]), max(0, width - size[1])
         return F.pad(pixels[:, :height, :width], (0, missing[1], 0, missing[0]))
+
+    def _over_fields(self) -> Tensor:
+        """The mean of the cells that see a pixel, where their fields overlap: (b height width)."""
+        above, left, below, right = self.layout.margins
+        sees_rows = self._sees(0, above, below)
+        sees_columns = self._sees(1, left, right)
+        return torch.einsum("py,byx,qx->bpq", sees_rows, self.values, sees_columns)
+
+    def _sees(self, axis: int, before: int, after: int) -> Tensor:
+        """The share of each cell in the pixels of an axis: (pixels cells)."""
+        layout, device = self.layout, self.values.device
+        first = torch.arange(layout.grid[axis], device=device) * layout.stride[axis]
+        pixels = torch.arange(layout.image_size[axis], device=device)[:, None]
+        sees = (pixels >= first - before) & (pixels < first + layout.stride[axis] + after)
+        return (sees / sees.sum(dim=1, keepdim=True)).to(self.values.dtype)
 
 
 @dataclass(frozen=True, eq=False)

@@ -45,6 +45,8 @@ def swin(model: Any) -> Described | None:
         "depths": [len(stage.blocks) for stage in stages],
         "heads": heads,
         "window": window_setting(windows, [_grid(stage) for stage in stages]),
+        "stem": "patch",
+        "initialization": "trunc_normal",
         "shift": _shift(stages),
         "positions": "relative",
         "mlp_ratio": same(ratios, "its stages have MLPs of different ratios"),

@@ -87,7 +87,35 @@ function drawImage(page, shown) {
   if (band) drawPadding(page, context, width * scale, height * scale);
 }
 
+// A token of a convolutional stem sees beyond its cell: a pixel gets the mean of the cells that see it.
+function overFields(layout, cells) {
+  const [above, left, below, right] = layout.margins;
+  const along = (axis, before, after, values, across) => {
+    const length = layout.grid[axis] * layout.stride[axis];
+    const means = new Float32Array(length * across);
+    for (let pixel = 0; pixel < length; pixel++) {
+      const first = Math.max(0, Math.floor((pixel - after) / layout.stride[axis]));
+      const last = Math.min(layout.grid[axis] - 1, Math.floor((pixel + before) / layout.stride[axis]));
+      for (let cell = first; cell <= last; cell++) {
+        for (let at = 0; at < across; at++) means[pixel * across + at] += values(cell, at) / (last - first + 1);
+      }
+    }
+    return means;
+  };
+  const [height, columns] = [layout.grid[0] * layout.stride[0], layout.grid[1]];
+  const tall = along(0, above, below, (row, column) => cells[row * columns + column], columns);
+  const turned = along(1, left, right, (column, row) => tall[row * columns + column], height);
+  const width = columns * layout.stride[1];
+  return Float32Array.from({ length: height * width }, (_, at) => turned[(at % width) * height + Math.floor(at / width)]);
+}
+
 function drawOverlay(page, context, { layout, cells, signed, high, kept }) {
+  if (layout.margins.some(Boolean)) {
+    const pixels = overFields(layout, kept ? cells.map((value, cell) => (kept[cell] ? value : 0)) : cells);
+    const grid = layout.grid.map((size, axis) => size * layout.stride[axis]);
+    layout = { grid, stride: [1, 1] };
+    [cells, kept] = [pixels, null];
+  }
   const [rows, columns] = layout.grid;
   const { opacity, smooth } = page.state;
   const scratch = page.scratch(columns, rows);
@@ -111,6 +139,13 @@ function drawOverlay(page, context, { layout, cells, signed, high, kept }) {
 function cellBox(page, layout, cell) {
   const [high, wide] = layout.stride.map((step) => step * page.scale);
   return [cell[1] * wide, cell[0] * high, wide, high];
+}
+
+// What the token of a cell sees before the first block.
+function fieldBox(page, layout, cell) {
+  const [above, left, below, right] = layout.margins.map((margin) => margin * page.scale);
+  const [x, y, wide, high] = cellBox(page, layout, cell);
+  return [x - left, y - above, wide + left + right, high + above + below];
 }
 
 function strokeBox(context, box, colour, width, dash) {
@@ -137,10 +172,10 @@ function drawMarks(page, context) {
   }
   if (method.query && isCell(state.query)) {
     if (state.outlines) drawLineage(page, context, layout);
-    strokeBox(context, cellBox(page, layout, cellAt(layout, state.query.at)), page.theme.mark, 2);
+    strokeBox(context, fieldBox(page, layout, cellAt(layout, state.query.at)), page.theme.mark, 2);
   }
   if (method.query && isCell(state.other)) {
-    strokeBox(context, cellBox(page, layout, cellAt(layout, state.other.at)), '#ffffff', 2, [4, 3]);
+    strokeBox(context, fieldBox(page, layout, cellAt(layout, state.other.at)), '#ffffff', 2, [4, 3]);
   }
   if (page.key && state.pinned) {
     const shown = page.shown ? page.shown.layout : layout;
