@@ -18,13 +18,14 @@ import torch
 from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 
-Purpose = Literal["augment", "order", "mixing", "replacement", "whitening"]
+Purpose = Literal["augment", "order", "mixing", "replacement", "whitening", "flip"]
 _PURPOSES: dict[Purpose, int] = {
     "augment": 0,
     "order": 1,
     "mixing": 2,
     "replacement": 3,
     "whitening": 4,
+    "flip": 5,
 }
 
 

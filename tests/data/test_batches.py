@@ -26,6 +26,7 @@ from vision.data.batches import (
     resolve_workers,
     training_batches,
 )
+from vision.data.configs import AugmentConfig
 from vision.data.images.augment import training_pixels
 from vision.data.images.decode import UnreadableImageError, open_image
 from vision.data.order import BatchOrder, epoch_length
@@ -74,16 +75,17 @@ class Missing(Memory):
 def make_loader(
     source: Source,
     workers: int = 0,
-    augmentation: str | None = "light",
+    augmentation: str | AugmentConfig | None = "light",
     on_error: str = "raise",
     max_error_share: float = 1.0,
+    seed: int = 7,
     **config: Any,
 ) -> Loader:
     pipeline = Pipeline(
         source,
         preprocess(8),
-        None if augmentation is None else augment(augmentation),
-        seed=7,
+        augment(augmentation) if isinstance(augmentation, str) else augmentation,
+        seed=seed,
         max_pixels=10_000,
         on_error=on_error,  # type: ignore[arg-type]
     )
@@ -165,6 +167,61 @@ def test_broken_off_epoch_resumes_with_other_number_of_workers(
     first = content(itertools.islice(before, stopped))
     after = make_loader(source, workers[2])
     assert first + content(training_batches(after, plan, stopped * batch, end)) == whole
+
+
+ALTERNATE = augment("none", flip="alternate")
+
+
+def flips(source: Source, batches: Iterator[Batch]) -> dict[tuple[int, int], list[bool]]:
+    """Whether each use of (epoch, image) was mirrored; ALTERNATE changes nothing else."""
+    found: dict[tuple[int, int], list[bool]] = {}
+    for batch in batches:
+        for image, index in zip(batch.images, batch.ids.tolist(), strict=True):
+            opened = open_image(source.read(index), 3, "a")
+            plain = torch.from_numpy(evaluation_pixels(opened, preprocess(8)).copy())
+            view = image.permute(1, 2, 0)
+            mirrored = torch.equal(view, plain.flip(1))
+            assert mirrored != torch.equal(view, plain)
+            found.setdefault((batch.epoch, index), []).append(mirrored)
+    return found
+
+
+def test_alternating_flips_mirror_each_image_in_every_second_epoch() -> None:
+    source, plan = Memory(200), BatchOrder(seed=3, batch_size=50)
+    found = flips(source, training_batches(make_loader(source, 0, ALTERNATE), plan, 0, 800))
+    first = [found[0, index][0] for index in range(200)]
+    for epoch in range(4):
+        assert [found[epoch, index] for index in range(200)] == [[f ^ (epoch % 2)] for f in first]
+    assert 70 < sum(first) < 130
+    # The seed of the run decides, not that of the order.
+    again = flips(source, training_batches(make_loader(source, 0, ALTERNATE), plan, 0, 200))
+    assert [again[0, index][0] for index in range(200)] == first
+    other = make_loader(source, 0, ALTERNATE, seed=8)
+    others = flips(source, training_batches(other, plan, 0, 200))
+    assert 70 < sum(others[0, index][0] != first[index] for index in range(200)) < 130
+
+
+def test_alternating_flips_mirror_every_second_copy_of_an_image() -> None:
+    source = Memory(12)
+    plan = BatchOrder(seed=3, batch_size=6, repeats=3)
+    found = flips(source, training_batches(make_loader(source, 0, ALTERNATE), plan, 0, 240))
+    first = {index: uses[0] ^ (epoch % 2) for (epoch, index), uses in found.items()}
+    for (epoch, index), uses in found.items():
+        assert uses == [bool((first[index] + epoch + copy) % 2) for copy in range(3)]
+
+
+def test_alternating_flips_are_those_of_one_process_for_any_ranks_workers_and_after_resume() -> (
+    None
+):
+    source, plan = Memory(12), BatchOrder(seed=3, batch_size=4)
+    alone = flips(source, training_batches(make_loader(source, 0, ALTERNATE), plan, 0, 36))
+    parts: dict[tuple[int, int], list[bool]] = {}
+    for rank in range(2):
+        loader = make_loader(source, rank, ALTERNATE)
+        share = BatchOrder(seed=3, batch_size=4, rank=rank, ranks=2)
+        parts |= flips(source, training_batches(loader, share, 0, 8))
+        parts |= flips(source, training_batches(loader, share, 8, 36))
+    assert parts == alone
 
 
 def test_new_run_ends_the_one_before() -> None:

@@ -74,6 +74,7 @@ def test_normalised_batch_equals_torchvision() -> None:
         ({"policy": "rand-m9"}, "policy: there is no augmentation policy 'rand-m9'"),
         ({"crop_area": [0.5, 0.1]}, "crop_area = \\[0.5, 0.1\\]: the first number"),
         ({"flip": 1.5}, "flip: .*less than or equal to 1"),
+        ({"flip": "alternat"}, "flip: .*'alternate'"),
         ({"repeats": 0}, "repeats: .*greater than or equal to 1"),
         ({"mixupp": 0.1}, "mixupp: unknown setting. Did you mean 'mixup'"),
     ],

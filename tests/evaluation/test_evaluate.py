@@ -73,11 +73,12 @@ def run(
     return evaluate(model, batches, preprocess(), CLASSES, CPU, precision, **options)
 
 
-def plain_logits(model: nn.Module) -> tuple[Tensor, Tensor]:
+def plain_logits(model: nn.Module, mirrored: bool = False) -> tuple[Tensor, Tensor]:
     """Logits and labels of all images, by nothing of the code under test."""
     images = torch.from_numpy(np.stack([np.asarray(Images().read(i)) for i in range(SAMPLES)]))
     mean, std = torch.tensor(preprocess().mean), torch.tensor(preprocess().std)
     numbers = ((images / 255 - mean) / std).permute(0, 3, 1, 2)
+    numbers = numbers.flip(3) if mirrored else numbers
     with torch.no_grad():
         return model.eval()(numbers), torch.from_numpy(Images().labels)
 
@@ -111,7 +112,34 @@ def test_evaluation_is_the_same_for_any_batch_size_and_ranks(
             assert found[name] == reference[name], (name, batch_size, ranks)
 
 
-def run_ranks(model: nn.Module, batch_size: int, ranks: int) -> dict[str, float]:
+@pytest.mark.parametrize("family", ["vit_tiny", "swin_tiny"])
+def test_flips_at_test_time_are_beside_the_usual_numbers_and_equal_a_plain_loop(
+    family: str,
+) -> None:
+    model = small_model(family, (32, 32))
+    logits, labels = plain_logits(model)
+    mean = (logits.softmax(1) + plain_logits(model, mirrored=True)[0].softmax(1)) / 2
+    usual = run(model, evaluation_batches(loader(), 16))
+    passes: list[int] = []
+    handle = model.register_forward_hook(lambda _, inputs, __: passes.append(len(inputs[0])))
+    found = run(model, evaluation_batches(loader(), 16), flip_test=True)
+    handle.remove()
+    assert passes == [16, 16, 16, 16, 11, 11]
+    assert {name: found[name] for name in usual} == usual
+    assert found.keys() - usual.keys() == {f"{name}_flipped" for name in usual} - {
+        "samples_flipped"
+    }
+    assert found["top1_flipped"] == (mean.argmax(1) == labels).double().mean().item()
+    loss = F.nll_loss(mean.log(), labels).item()
+    assert found["loss_flipped"] == pytest.approx(loss, rel=1e-6)
+    assert found["loss_flipped"] != pytest.approx(found["loss"], rel=1e-4)
+    for ranks in (2, 4):
+        divided = run_ranks(model, 7, ranks, flip_test=True)
+        assert divided == pytest.approx(found, rel=1e-6)
+        assert divided["top1_flipped"] == found["top1_flipped"]
+
+
+def run_ranks(model: nn.Module, batch_size: int, ranks: int, **options: Any) -> dict[str, float]:
     """Several processes one after the other: each adds its sums, the last one sees them all."""
     kept: list[Tensor] = []
 
@@ -122,7 +150,7 @@ def run_ranks(model: nn.Module, batch_size: int, ranks: int) -> dict[str, float]
     source, found = loader(), {}
     for rank in range(ranks):
         batches = evaluation_batches(source, batch_size, rank, ranks)
-        found = run(model, batches, reduce=reduce)
+        found = run(model, batches, reduce=reduce, **options)
     assert len(kept) == ranks  # one exchange in each
     return found
 

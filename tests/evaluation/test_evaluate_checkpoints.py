@@ -91,6 +91,27 @@ def test_files_are_by_default_in_the_folder_of_the_run(runs: Path, capsys: Captu
     assert found == {f"{f}/report.{kind}" for f in folders for kind in ("json", "html")}
 
 
+def test_flips_at_test_time_are_reported_beside_the_usual_numbers(
+    runs: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    given = [f"checkpoint={runs / 'a'}", f"output={tmp_path / 'out'}"]
+    (usual,) = evaluate(capsys, *given)["models"]
+    (averaged,) = evaluate(capsys, *given, "augmentation=flip")["models"]
+    (found,) = evaluate(capsys, *given, "flip_test=true")["models"]
+    for numbers in ("metrics", "intervals"):
+        flipped = {f"{name}_flipped": value for name, value in averaged[numbers].items()}
+        flipped.pop("samples_flipped", None)
+        assert found[numbers] == usual[numbers] | flipped
+    assert found["calibration"] == usual["calibration"]
+    assert main(["eval", *SMALL, *given, "flip_test=true"]) == 0
+    printed = capsys.readouterr().out
+    assert f"{found['metrics']['top1_flipped']:.4f}" in printed
+    assert "top-1 accuracy, with flips" in printed
+    stored = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert stored["models"][0]["metrics"] == found["metrics"]
+    assert "flip_test" in refused(capsys, *given, "flip_test=true", "augmentation=ten_crop")
+
+
 def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
     """Counts are equal, means agree to six digits."""
     for model, other in zip(found["models"], expected["models"], strict=True):

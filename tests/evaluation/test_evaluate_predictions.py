@@ -92,6 +92,17 @@ def test_flipped_views_are_averaged_as_probabilities() -> None:
     assert not torch.allclose(expected, plain.softmax(1), atol=1e-3)
 
 
+def test_flips_at_test_time_are_predicted_beside_the_images_as_they_are() -> None:
+    model = small_model("vit_tiny", (32, 32))
+    usual = run(model, evaluation_batches(loader(), 16))
+    found = run(model, evaluation_batches(loader(), 16), flip_test=True)
+    assert torch.equal(found.logits, usual.logits)
+    averaged = run(model, evaluation_batches(loader(), 16), augmentation="flip")
+    assert found.flipped is not None
+    assert torch.equal(found.flipped, averaged.logits)
+    assert usual.flipped is None
+
+
 def test_speed_leaves_out_the_first_batch_and_counts_images() -> None:
     model = small_model("vit_tiny", (32, 32))
     assert run(model, evaluation_batches(loader(), SAMPLES)).speed.model is None

@@ -216,6 +216,8 @@ WRONG = {
     "tune=lora tune.targets=[q,q]": "name each one once",
     "tune=lora tune.targets=[x]": "tune.targets",
     "tune=head augment=swin": "use augment=none or tune.cache=false",
+    "tune=head flip_test=true": "use flip_test=false or tune.cache=false",
+    "tune=head augment.flip=alternate": "augment.flip=alternate changes images",
     "tune=head recipe=probe_then_finetune augment=none tune=head": "is a probe already",
     "tune=lora model=timm model.name=resnet10t init=null": "tune=lora is for the ViT and Swin",
     "model.window=7": "only a Swin has windows",

@@ -265,6 +265,23 @@ def test_train_keeps_the_checkpoint_that_is_best_by_the_named_metric(
     assert stored.record["best"] == values[best] == status(tmp_path)["best"]
 
 
+def test_train_with_flips_at_test_time_reports_both_and_learns_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["evaluate_every=2steps", "duration=6steps", "ema=0.5"]
+    assert train(small_config(tmp_path / "plain", *more), "x") == 0
+    capsys.readouterr()
+    assert train(small_config(tmp_path / "both", *more, "flip_test=true"), "x") == 0
+    printed = capsys.readouterr().out
+    for split in ("val", "val_ema"):
+        plain, both = metrics(tmp_path / "plain", split), metrics(tmp_path / "both", split)
+        assert [{name: event[name] for name in plain[0]} for event in both] == plain
+        assert all(event["loss_flipped"] != event["loss"] for event in both)
+        assert f"top-1 with flips {both[-1]['top1_flipped']:.2%}" in printed
+    assert status(tmp_path / "plain")["best"] == status(tmp_path / "both")["best"]
+    assert_same_bits(last_tensors(tmp_path / "plain"), last_tensors(tmp_path / "both"))
+
+
 def test_train_ends_with_commands_that_can_be_typed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

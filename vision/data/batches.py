@@ -8,6 +8,8 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_start_method
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,8 +18,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from vision.data.configs import AugmentConfig, DataConfig, LoaderConfig
-from vision.data.images.augment import training_pixels
-from vision.data.images.decode import Pixels, UnreadableImageError, open_image
+from vision.data.images.augment import alternating_flip, training_pixels
+from vision.data.images.decode import OpenImage, Pixels, UnreadableImageError, open_image
+from vision.data.images.kept import KeptImages
 from vision.data.images.policies import import_policy
 from vision.data.order import BatchOrder, BatchRequest, evaluation_requests, training_requests
 from vision.data.preprocess import Preprocess, evaluation_pixels
@@ -58,6 +61,8 @@ class Pipeline(Dataset[Batch]):
     seed: int
     max_pixels: int
     on_error: Literal["raise", "skip"]
+    kept: KeptImages | None = None
+    """Images that need not be read and decoded again."""
 
     def __getitem__(self, request: BatchRequest) -> Batch:
         size, channels = self.preprocess.image_size, self.preprocess.channels
@@ -106,13 +111,23 @@ class Pipeline(Dataset[Batch]):
         name, reason = self.source.name(index), str(error)
         return Failure(index, name, reason if name in reason else f"{name}: {reason}")
 
-    def _pixels(self, epoch: int, index: int, use: int) -> Pixels:
+    def _open(self, index: int) -> OpenImage:
         name, channels = self.source.name(index), self.preprocess.channels
-        image = open_image(self.source.read(index), channels, name, self.max_pixels)
+        if self.kept is None:
+            return open_image(self.source.read(index), channels, name, self.max_pixels)
+        pixels = self.kept.get(index)
+        if pixels is not None:
+            return open_image(pixels, channels, name)
+        keep = partial(self.kept.put, index)
+        return open_image(self.source.read(index), channels, name, self.max_pixels, keep)
+
+    def _pixels(self, epoch: int, index: int, use: int) -> Pixels:
+        image = self._open(index)
         if self.augment is None:
             return evaluation_pixels(image, self.preprocess)
         random = generator(self.seed, "augment", epoch=epoch, index=index, occurrence=use)
-        return training_pixels(image, self.preprocess, self.augment, random)
+        turn = self.augment.flip == "alternate" and alternating_flip(self.seed, epoch, index, use)
+        return training_pixels(image, self.preprocess, self.augment, random, turn)
 
 
 @dataclass
@@ -131,7 +146,6 @@ class Loader:
         self._run = 0
         if self.pipeline.augment is not None and self.workers:
             import_policy(self.pipeline.augment.policy)
-        method = None if self.config.start_method == "auto" else self.config.start_method
         self._loader: DataLoader[Batch] = DataLoader(
             self.pipeline,
             batch_size=None,
@@ -140,7 +154,7 @@ class Loader:
             collate_fn=_unchanged,
             pin_memory=torch.cuda.is_available(),
             worker_init_fn=_start_worker,
-            multiprocessing_context=method if self.workers else None,
+            multiprocessing_context=_start_method(self.config) if self.workers else None,
             generator=torch.Generator(),  # the default draws from the global one
             prefetch_factor=self.config.prefetch if self.workers else None,
             persistent_workers=self.workers > 0,
@@ -203,13 +217,25 @@ def build_loader(
     seed: int = 0,
     processes: int = 1,
     on_cpu: bool = True,
+    keep: bool = False,
 ) -> Loader:
     """Return a loader of a source's images: augmented or, without `augment`, as in evaluation.
 
-    `processes` share this machine. With `on_cpu` the model runs on the CPU as well.
+    `processes` share this machine. With `on_cpu` the model runs on the CPU as well. `keep`: small
+    images are kept in memory, for images that are read more than once.
     """
     workers = resolve_workers(config.workers, processes, on_cpu)
-    pipeline = Pipeline(source, preprocess, augment, seed, config.max_pixels, data.on_error)
+    kept = None
+    if keep and not source.in_memory:
+        height, width = preprocess.image_size
+        kept = KeptImages(
+            len(source),
+            memory=config.memory * 2**20 // processes,
+            largest=4 * height * width * preprocess.channels,
+            channels=preprocess.channels,
+            forked=not workers or _start_method(config) == "fork",
+        )
+    pipeline = Pipeline(source, preprocess, augment, seed, config.max_pixels, data.on_error, kept)
     return Loader(pipeline, config, workers, data.max_error_share)
 
 
@@ -249,6 +275,10 @@ def resolve_workers(
     return max(0, min(2, share - 1)) if on_cpu else max(1, min(16, share))
 
 
+def _start_method(config: LoaderConfig) -> str:
+    return get_start_method() if config.start_method == "auto" else config.start_method
+
+
 class _Requests(Sampler[BatchRequest]):
     """The requests that `DataLoader` iterates over, replaced for each run."""
 
@@ -280,7 +310,7 @@ def _is_death(error: BaseException) -> bool:
 def _worker_died(workers: int) -> str:
     return (
         f"one of the {workers} data workers died. Often the machine has run out of memory: choose "
-        "fewer loader.workers or a smaller loader.prefetch. In a container shared memory may be "
-        "too small: start it with more (docker run --shm-size=8g). With loader.workers=0 the "
-        "error itself is shown."
+        "fewer loader.workers, or a smaller loader.prefetch or loader.memory. In a container "
+        "shared memory may be too small: start it with more (docker run --shm-size=8g). With "
+        "loader.workers=0 the error itself is shown."
     )

@@ -283,8 +283,10 @@ class AugmentConfig(Config):
     padding_mode: Literal["black", "reflect"]
     interpolation: Literal["evaluation", "bilinear", "bicubic", "random"]
     """evaluation: as in evaluation; random: bilinear or bicubic with equal probability."""
-    flip: Probability
-    """Probability of a horizontal flip."""
+    flip: Probability | Literal["alternate"]
+    """Probability of a horizontal flip; alternate: each image in every second epoch, a random half
+    of them in the first (Jordan, 2024, section 3.6). Copies of an image in an epoch alternate too.
+    """
     vertical_flip: Probability
     """Probability of a vertical flip."""
     policy: Annotated[str, AfterValidator(_check_policy)]
@@ -335,5 +337,9 @@ class LoaderConfig(Config):
     tail: Literal["drop", "pad"]
     """Treatment of the last images of an epoch if they do not fill a batch: drop them (different
     ones each epoch), or pad the batch with the epoch's first images, augmented differently."""
+    memory: Count
+    """MiB for pixels of small images (up to four times the model's input), which are decoded once
+    and kept: training and validation images each, shared by all workers, divided equally among the
+    processes of a run. 0: none."""
     max_pixels: Annotated[int, Field(ge=1, le=178_956_970)]
     """Largest number of pixels of an image; decoding takes 3 (JPEG) to 18 bytes for each."""

@@ -33,6 +33,9 @@ class EvalConfig(SizedConfig):
     augmentation: Augmentation
     """Views of each image whose probabilities are averaged: the central crop, it and its mirror
     image, the central crop and the corners, or these and their mirror images."""
+    flip_test: bool
+    """Whether evaluation also reports the metrics of the mean probabilities of each image and its
+    mirror image, as top1_flipped, loss_flipped, … beside the usual ones."""
     neighbours: Count
     """k of a k-NN classifier on the model's features, with the training images as memory; 20 is
     usual, 0 disables it."""
@@ -67,6 +70,11 @@ class EvalConfig(SizedConfig):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.flip_test and self.augmentation != "none":
+            raise ValueError(
+                f"flip_test: augmentation={self.augmentation} averages several views already; use "
+                "augmentation=none or flip_test=false."
+            )
         for place in self.checkpoints:
             if self.data is None and place.startswith(HUBS):
                 raise ValueError(f"checkpoint={place} needs data=…: the images to evaluate it on.")

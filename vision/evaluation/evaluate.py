@@ -18,7 +18,7 @@ from vision.config import ConfigError
 from vision.data.batches import Batch
 from vision.data.preprocess import Preprocess, normalizer
 from vision.evaluation.configs import Augmentation
-from vision.evaluation.metrics import add_batch, empty_sums, results
+from vision.evaluation.metrics import add_batch, empty_sums, results, with_flips
 from vision.models.build import Precision, autocast
 from vision.models.layers import Classifier, evaluating, static_bias
 
@@ -48,8 +48,12 @@ def evaluate(
     precision: Precision,
     reduce: Reduce | None = None,
     channels_last: bool = False,
+    flip_test: bool = False,
 ) -> dict[str, float]:
     """The metrics of a model on all images of the batches; see `vision.evaluation.metrics`.
+
+    With `flip_test` there are beside them those of the mean probabilities of each image and its
+    mirror image.
 
     Rows with the id −1 are not counted. With several processes, each gives its own batches, all the
     same number of them, and `reduce` sums a tensor over all processes; all return the numbers that
@@ -57,16 +61,19 @@ def evaluate(
     """
     normalize = normalizer(preprocess, device)
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    sums = empty_sums(classes, device)
+    sums = torch.stack([empty_sums(classes, device)] * (2 if flip_test else 1))
     with evaluation_mode(model):
         for batch in batches:
             images = normalize(batch.images.to(device, non_blocking=True))
+            seen = views(images, preprocess.image_size, "flip" if flip_test else "none")
             with autocast(precision, device):
-                logits = model(images.contiguous(memory_format=layout))
+                outputs = [model(view.contiguous(memory_format=layout)) for view in seen]
             labels = batch.labels.to(device, non_blocking=True)
             valid = batch.ids.to(device, non_blocking=True) >= 0
-            sums = add_batch(sums, logits, labels, valid)
-    return results(sums if reduce is None else reduce(sums))
+            for number, part in enumerate(sums):
+                sums[number] = add_batch(part, average(outputs[: number + 1]), labels, valid)
+    usual, *flipped = map(results, sums if reduce is None else reduce(sums))
+    return with_flips(usual, flipped[0]) if flipped else usual
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,8 @@ class Predictions:
     """Index of each image in its source: int64 (n,)."""
     logits: Tensor
     """float32 (n, classes); for several views, the logarithm of their mean probabilities."""
+    flipped: Tensor | None
+    """The same for the mean probabilities of each image and its mirror image (`flip_test`)."""
     features: Tensor | None
     """Input of the head in the first view: float32 (n, c)."""
     speed: Speed
@@ -103,6 +112,7 @@ def predict(
     precision: Precision,
     *,
     augmentation: Augmentation = "none",
+    flip_test: bool = False,
     keep_features: bool = False,
     reduce: Reduce | None = None,
 ) -> Predictions:
@@ -113,6 +123,7 @@ def predict(
     """
     normalize = normalizer(preprocess, device)
     logits = torch.zeros(samples, classes)
+    flipped = torch.zeros(samples, classes) if flip_test else None
     features: Tensor | None = None
     counted = torch.zeros(samples, dtype=torch.int64)
     spans: list[tuple[int, float]] = []
@@ -135,6 +146,10 @@ def predict(
             if not classes:  # a model without a head returns its features
                 found = found[:, :0]
             logits[ids] = found[valid]
+            if flipped is not None:
+                with autocast(precision, device):
+                    outputs.append(model(first.flip(-1)))
+                flipped[ids] = average(outputs).cpu()[valid]
             counted[ids] += 1
             if pooled is not None:
                 features = torch.zeros(samples, pooled.shape[1]) if features is None else features
@@ -143,12 +158,16 @@ def predict(
     if reduce is not None:
         # Each row is nonzero in one process only, so the sum is exact.
         logits, counted = reduce(logits), reduce(counted)
+        flipped = reduce(flipped) if flipped is not None else None
         features = reduce(features) if features is not None else None
     assert int(counted.max()) <= 1, "an image was counted more than once"
     ids = counted.nonzero()[:, 0]
     if len(ids) == 0:
         raise ConfigError("data: there is no image to evaluate, or none could be read.")
-    return Predictions(ids, logits[ids], None if features is None else features[ids], speed)
+    flipped = None if flipped is None else flipped[ids]
+    return Predictions(
+        ids, logits[ids], flipped, None if features is None else features[ids], speed
+    )
 
 
 def _speed(spans: list[tuple[int, float]], total: float, reduce: Reduce | None) -> Speed:

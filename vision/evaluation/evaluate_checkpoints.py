@@ -21,7 +21,8 @@ from vision.evaluation.evaluated_model import (
     match_classes,
     open_evaluated_model,
 )
-from vision.evaluation.model_metrics import compare, compute_metrics
+from vision.evaluation.metrics import with_flips
+from vision.evaluation.model_metrics import ModelMetrics, compare, compute_metrics
 from vision.evaluation.neighbours import NeighboursAccuracy, nearest_classes, vote_logits
 from vision.evaluation.report.eval_report import (
     Cost,
@@ -82,7 +83,14 @@ def evaluate_checkpoints(config: EvalConfig, processes: Processes) -> Report | N
 def _answers(model: EvaluatedModel, config: EvalConfig, processes: Processes) -> Answers:
     """Predict the images of the split, and their nearest neighbours if requested."""
     memory = _memory(model, config, processes) if config.neighbours else None
-    predictions = _predict(model, model.source, config, processes, config.augmentation)
+    if config.flip_test and not model.opened.classes:
+        raise ConfigError(
+            f"flip_test: {model.checkpoint} has no classifying layer whose probabilities could be "
+            "averaged; use flip_test=false."
+        )
+    predictions = _predict(
+        model, model.source, config, processes, config.augmentation, config.flip_test
+    )
     labels = model.labels[predictions.ids]
     if memory is None:
         return Answers(model, predictions, labels, None)
@@ -115,6 +123,7 @@ def _predict(
     config: EvalConfig,
     processes: Processes,
     augmentation: Augmentation,
+    flip_test: bool = False,
 ) -> Predictions:
     loader = build_loader(
         source,
@@ -137,6 +146,7 @@ def _predict(
         processes.device,
         config.precision,
         augmentation=augmentation,
+        flip_test=flip_test,
         keep_features=config.neighbours > 0,
         reduce=processes.reduce,
     )
@@ -187,6 +197,14 @@ def _report(config: EvalConfig, answers: list[Answers]) -> Report:
 def _model_report(config: EvalConfig, name: str, answers: Answers) -> ModelReport:
     model, opened = answers.model, answers.model.opened
     parameters = sum(parameter.numel() for parameter in opened.model.parameters())
+    results = _metrics(config, answers, answers.predictions.logits)
+    if answers.predictions.flipped is not None:
+        flipped = _metrics(config, answers, answers.predictions.flipped)
+        results = replace(
+            results,
+            metrics=with_flips(results.metrics, flipped.metrics),
+            intervals=with_flips(results.intervals, flipped.intervals),
+        )
     macs = cost(opened.config, opened.image_size, opened.channels, opened.classes).macs
     return ModelReport(
         name=name,
@@ -196,17 +214,21 @@ def _model_report(config: EvalConfig, name: str, answers: Answers) -> ModelRepor
         image_size=model.preprocess.image_size,
         window=tuple(opened.model.windows) if isinstance(opened.model, Swin) else None,
         crop_ratio=model.preprocess.crop_ratio,
-        results=compute_metrics(
-            answers.predictions.logits,
-            answers.labels,
-            model.classes,
-            bins=config.bins,
-            resamples=config.resamples,
-            seed=config.seed,
-        ),
+        results=results,
         neighbours=answers.neighbours,
         cost=Cost(parameters, macs),
         speed=answers.predictions.speed,
+    )
+
+
+def _metrics(config: EvalConfig, answers: Answers, logits: Tensor) -> ModelMetrics:
+    return compute_metrics(
+        logits,
+        answers.labels,
+        answers.model.classes,
+        bins=config.bins,
+        resamples=config.resamples,
+        seed=config.seed,
     )
 
 

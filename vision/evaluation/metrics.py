@@ -3,12 +3,15 @@
 However an evaluation is divided among batches, workers and processes, the sums are the same.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+T = TypeVar("T")
 
 CHUNK = 4096
 """Images whose probabilities are in memory at once, in double precision."""
@@ -71,6 +74,14 @@ def results(sums: Tensor) -> dict[str, float]:
         "balanced_accuracy": float(recall.mean()),
         "macro_f1": float(f1.mean()),
         "samples": count,
+    }
+
+
+def with_flips(usual: Mapping[str, T], flipped: Mapping[str, T]) -> dict[str, T]:
+    """The usual values and beside them, as `<name>_flipped`, those of `flip_test`."""
+    return {
+        **usual,
+        **{f"{name}_flipped": value for name, value in flipped.items() if name != "samples"},
     }
 
 

@@ -269,6 +269,9 @@ class TrainConfig(Config):
     """Largest micro-batch; gradients are accumulated over equal parts. null: no limit; auto: the
     largest that fits, found by trial before the first step."""
     evaluate_every: Duration
+    flip_test: bool
+    """Whether evaluation also reports the metrics of the mean probabilities of each image and its
+    mirror image, as top1_flipped, loss_flipped, … beside the usual ones."""
     attention_every: Duration | None
     """Interval of drawing attention maps of some validation images, and statistics of the heads,
     into the run's folder; a multiple of evaluate_every; null: never."""
@@ -305,6 +308,11 @@ class TrainConfig(Config):
             raise ValueError(
                 f"tune.cache=true computes the features of every image once, but {changed} "
                 "changes images each time; use augment=none or tune.cache=false."
+            )
+        if caches and self.flip_test:
+            raise ValueError(
+                "flip_test: tune.cache=true stores no features of mirror images; use "
+                "flip_test=false or tune.cache=false."
             )
         if self.probe_first is not None and isinstance(self.tune, TuneHeadConfig):
             raise ValueError("probe_first: a run with tune=head is a probe already; use null.")

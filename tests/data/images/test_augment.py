@@ -21,7 +21,7 @@ from vision.data.images.augment import (
     training_pixels,
 )
 from vision.data.images.decode import open_image
-from vision.data.preprocess import resize
+from vision.data.preprocess import resize, resized_to_cover
 from vision.randomness import generator
 
 
@@ -144,6 +144,32 @@ def test_padded_crop_gives_every_place_equally_often() -> None:
         counts[places[np.ascontiguousarray(view).tobytes()]] += 1
     assert counts.min() > 50  # of 100 expected
     assert counts.max() < 160
+
+
+@pytest.mark.parametrize("mode", ["black", "reflect"])
+@pytest.mark.parametrize("size", [(8, 8), (6, 9), (13, 8), (1, 1)])
+def test_padded_crop_equals_padding_the_whole_image(size: tuple[int, int], mode: str) -> None:
+    config = augment("light", flip=0.0, padding=5, padding_mode=mode)
+    small = opened(*size)
+    whole = resized_to_cover(small, (8, 8), "bicubic")
+    padded = np.pad(whole, ((5, 5), (5, 5), (0, 0)), "reflect" if mode == "reflect" else "constant")
+    for index in range(40):
+        view = training_pixels(small, preprocess(8), config, generator(0, "augment", index=index))
+        random = generator(0, "augment", index=index)
+        top, left = (int(random.integers(side - 8 + 1)) for side in padded.shape[:2])
+        assert np.array_equal(view, padded[top : top + 8, left : left + 8])
+
+
+def test_alternating_flip_mirrors_in_its_turn_and_draws_the_same_numbers() -> None:
+    settings, image = preprocess(8), opened(12, 10)
+    plain, alternate = augment("light", flip=0.0), augment("light", flip="alternate")
+    for index in range(10):
+        draws = [generator(0, "augment", index=index) for _ in range(3)]
+        expected = training_pixels(image, settings, plain, draws[0])
+        assert np.array_equal(training_pixels(image, settings, alternate, draws[1]), expected)
+        mirrored = training_pixels(image, settings, alternate, draws[2], turn=True)
+        assert np.array_equal(mirrored, expected[:, ::-1])
+        assert draws[0].random() == draws[1].random() == draws[2].random()
 
 
 def test_flip_probability_is_kept_and_mirrors() -> None:

@@ -1,9 +1,8 @@
 """The random view of an image for training: crop, flips, policy, colours, erasing."""
 
 import math
-from functools import cache
+from functools import cache, lru_cache
 from statistics import NormalDist
-from typing import Literal
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from vision.data.configs import AugmentConfig, Interpolation
 from vision.data.images.decode import OpenImage, Pixels, from_image, to_image
 from vision.data.images.policies import apply_policy, torchvision_transforms
 from vision.data.preprocess import Preprocess, evaluation_pixels, resize, resized_to_cover
+from vision.randomness import generator
 
 _ENHANCERS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 """In the order of `AugmentConfig.color_jitter`, which ends with the hue."""
@@ -27,8 +27,12 @@ def training_pixels(
     preprocess: Preprocess,
     augment: AugmentConfig,
     random: np.random.Generator,
+    turn: bool = False,
 ) -> Pixels:
-    """Return a random view of an image, determined by the state of `random`."""
+    """Return a random view of an image, determined by the state of `random`.
+
+    `turn`: whether to flip it if flips alternate (`alternating_flip`).
+    """
     interpolation = preprocess.interpolation
     if augment.interpolation == "random":
         interpolation = "bicubic" if random.random() < 0.5 else "bilinear"
@@ -42,7 +46,8 @@ def training_pixels(
             pixels = _padded_random_crop(image, preprocess, augment, interpolation, random)
         case "center":
             pixels = evaluation_pixels(image, preprocess)
-    if random.random() < augment.flip:
+    chance = random.random()  # drawn in any case: the numbers after it are the same
+    if turn if augment.flip == "alternate" else chance < augment.flip:
         pixels = flip(pixels, axis=1)
     if random.random() < augment.vertical_flip:
         pixels = flip(pixels, axis=0)
@@ -51,6 +56,16 @@ def training_pixels(
     if random.random() < augment.erase:
         pixels = erase(pixels, augment, preprocess.mean, preprocess.std, random)
     return pixels
+
+
+def alternating_flip(seed: int, epoch: int, index: int, use: int) -> bool:
+    """Whether to flip an image when flips alternate (Jordan, arXiv 2404.00498, section 3.6).
+
+    The seed decides for each image whether it is flipped in even or in odd epochs; `use` numbers
+    the copies of an image in one epoch, which alternate too.
+    """
+    first = generator(seed, "flip", index=index).random() < 0.5
+    return (first + epoch + use) % 2 == 1
 
 
 def random_resized_crop_box(
@@ -88,15 +103,32 @@ def _padded_random_crop(
     """Resize to just cover image_size, pad, and crop at a random position."""
     height, width = preprocess.image_size
     pixels = resized_to_cover(image, preprocess.image_size, interpolation)
-    if augment.padding:
-        sides = (augment.padding, augment.padding)
-        mode: Literal["reflect", "constant"] = (
-            "reflect" if augment.padding_mode == "reflect" else "constant"
-        )
-        pixels = np.pad(pixels, (sides, sides, (0, 0)), mode)
-    top = int(random.integers(pixels.shape[0] - height + 1))
-    left = int(random.integers(pixels.shape[1] - width + 1))
-    return pixels[top : top + height, left : left + width]
+    padding = augment.padding
+    top = int(random.integers(pixels.shape[0] + 2 * padding - height + 1))
+    left = int(random.integers(pixels.shape[1] + 2 * padding - width + 1))
+    if not padding:
+        return pixels[top : top + height, left : left + width]
+    if augment.padding_mode == "reflect":
+        rows, columns = (_reflected(side, padding) for side in pixels.shape[:2])
+        return pixels.take(rows[top : top + height], 0).take(columns[left : left + width], 1)
+    top, left = top - padding, left - padding
+    inside = pixels[
+        max(top, 0) : max(top + height, 0),
+        max(left, 0) : max(left + width, 0),
+    ]
+    below, right = max(-top, 0), max(-left, 0)
+    view = np.zeros((height, width, pixels.shape[2]), np.uint8)
+    view[below : below + inside.shape[0], right : right + inside.shape[1]] = inside
+    return view
+
+
+@lru_cache(maxsize=256)
+def _reflected(length: int, padding: int) -> NDArray[np.int64]:
+    """Return the indices of the pixels along an axis with reflected borders.
+
+    To take only those of the crop is five times as fast as `np.pad` of every image.
+    """
+    return np.pad(np.arange(length), padding, "reflect")
 
 
 def flip(pixels: Pixels, axis: int) -> Pixels:

@@ -69,8 +69,13 @@ def open_image(
     channels: int,
     name: str,
     max_pixels: int = DEFAULT_MAX_PIXELS,
+    keep: Callable[[Pixels], None] = lambda _: None,
 ) -> OpenImage:
-    """Open an image and read its size."""
+    """Open an image and read its size.
+
+    `keep` is called with the pixels of the whole image, if they are decoded and those of every part
+    are the same.
+    """
     with _named_errors(name):
         if isinstance(image, np.ndarray):
             pixels = _array_pixels(image, channels)
@@ -85,9 +90,10 @@ def open_image(
                 height, width = jpeg.height, jpeg.width
                 if jpeg.orientation in _SWAPS_SIDES:
                     height, width = width, height
-                rows = partial(_jpeg_rows, image, jpeg, channels, max_pixels)
+                rows = partial(_jpeg_rows, image, jpeg, channels, max_pixels, keep)
                 return OpenImage(height, width, name, rows)
             pixels = _pillow_pixels(image, channels, max_pixels)
+    keep(pixels)
     return OpenImage(pixels.shape[0], pixels.shape[1], name, lambda _: pixels)
 
 
@@ -249,7 +255,12 @@ def _exif_orientation(segment: bytes) -> int:
 
 
 def _jpeg_rows(
-    data: bytes, header: _JpegHeader, channels: int, max_pixels: int, bottom: int
+    data: bytes,
+    header: _JpegHeader,
+    channels: int,
+    max_pixels: int,
+    keep: Callable[[Pixels], None],
+    bottom: int,
 ) -> Pixels:
     """Decode the upright image; of one stored upright, perhaps only the rows above `bottom`."""
     # Subsampled colours are interpolated, which takes one more row. A block has at most 32 rows.
@@ -271,10 +282,14 @@ def _jpeg_rows(
         else:
             pixels = simplejpeg.decode_jpeg(data, space)
     except ValueError:
-        return _pillow_pixels(data, channels, max_pixels)
+        return _pillow_pixels(data, channels, max_pixels)  # not kept: upper rows may be readable
+    whole = pixels.shape[:2] == (header.height, header.width)
     if pixels.shape[2] != channels:
         pixels = _array_pixels(pixels, channels)
-    return np.ascontiguousarray(_upright(pixels, header.orientation))
+    pixels = np.ascontiguousarray(_upright(pixels, header.orientation))
+    if whole:
+        keep(pixels)
+    return pixels
 
 
 def _upright(pixels: Pixels, orientation: int) -> Pixels:

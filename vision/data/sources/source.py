@@ -26,6 +26,11 @@ class Source(ABC):
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether `read` only looks up pixels."""
+        return False
+
     @abstractmethod
     def name(self, index: int) -> str:
         """Return where a user finds the image: a path, or `shard.tar:member`."""
@@ -44,6 +49,7 @@ class ArraySource(Source):
 
     origin: str
     images: NDArray[np.uint8]
+    in_memory = True
 
     def name(self, index: int) -> str:
         """Return the origin of the array and the position in it."""
@@ -61,6 +67,11 @@ class Subset(Source):
         super().__init__(source.labels[indices], source.classes, source.channels)
         self.source = source
         self.indices = indices
+
+    @property
+    def in_memory(self) -> bool:
+        """As of the whole source."""
+        return self.source.in_memory
 
     def name(self, index: int) -> str:
         """Return the name in the whole source."""

@@ -33,6 +33,7 @@ DEFINITIONS = {
     "equal width of the largest probability, (low, high]",
     "temperature": "the T > 0 that minimises the nll of softmax(logits / T), fitted on one half of "
     "the images; before and after are measured on the other half",
+    "…_flipped": "the same for the mean probabilities of each image and its mirror image",
     "intervals": "the middle 95 % of a bootstrap over images",
     "differences": "model minus baseline, paired bootstrap over the same images; better: fraction "
     "of the draws in which the model is better, ties count half",
@@ -57,6 +58,8 @@ ROWS = {
     "ece": "calibration error (ECE)",
 }
 """Metrics in the order of the tables, with their labels."""
+FLIPS = {"": "", "_flipped": ", with flips"}
+"""Suffixes of the metrics without and with flips at test time, and of their labels."""
 WORDS = ("model", "metric", "class", "actual", "predicted", "")
 """Columns that hold words, not numbers."""
 
@@ -189,8 +192,11 @@ def _summary(report: Report) -> Table:
     table.add_column(plain(f"{report.data}, {report.split}: {report.images:,} images"))
     for model in models:
         table.add_column(plain(model.name) if len(models) > 1 else "value", justify="right")
-    for key, label in ROWS.items():
-        table.add_row(label, *(_with_interval(model.results, key) for model in models))
+    for suffix, words in FLIPS.items():
+        for key, label in ROWS.items():
+            if key + suffix in models[0].results.metrics:
+                shown = (_with_interval(model.results, key + suffix) for model in models)
+                table.add_row(label + words, *shown)
     neighbours = [model.neighbours for model in models if model.neighbours]
     if neighbours:
         cells = [f"{found.top1:.4f}" for found in neighbours]

@@ -172,12 +172,13 @@ class Reporter:
 
 def _shown(numbers: Mapping[str, float], names: Sequence[str], digits: int) -> str:
     """Some of the numbers; accuracies in percent."""
-    percent = {"top1": "top-1", "top5": "top-5"}
+    percent = {"top1": "top-1", "top5": "top-5", "top1_flipped": "top-1 with flips"}
     return "  ".join(
         f"{percent[name]} {numbers[name]:.{digits - 2}%}"
         if name in percent
         else f"{name} {numbers[name]:.{digits}f}"
         for name in names
+        if name in numbers
     )
 
 

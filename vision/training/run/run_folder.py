@@ -45,6 +45,8 @@ FREE = (
     "loader.workers",
     "loader.prefetch",
     "loader.start_method",
+    "loader.memory",
+    "flip_test",
     "checkpoint.keep",
     "objective",
     "prune",
@@ -52,7 +54,7 @@ FREE = (
 )
 """Settings that may differ when a run is resumed: they do not change what is learned."""
 
-LOWER_IS_BETTER = ("loss",)
+LOWER_IS_BETTER = ("loss", "loss_flipped")
 
 PREEMPTED = 75
 """Exit code of a run that was stopped and can be resumed (EX_TEMPFAIL): schedulers requeue it."""

@@ -26,7 +26,7 @@ class Classification(Task[Batch]):
     """Cross-entropy or BCE of an image's classes."""
 
     measures = ("loss", "top1")
-    headline = ("loss", "top1", "top5")
+    headline = ("loss", "top1", "top5", "top1_flipped")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,6 +73,7 @@ class Classification(Task[Batch]):
             self.config.precision,
             reduce=self.world.sum,
             channels_last=self.config.channels_last,
+            flip_test=self.config.flip_test,
         )
 
     def trial_batch(self, size: int) -> Batch:

@@ -210,7 +210,7 @@ def _compute(
             path.parent.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context(replacing(path))
         normalize = normalizer(task.data.preprocess, world.device)
-        loader = task.image_loader(source)
+        loader = task.image_loader(source, keep=False)
         for batch in evaluation_batches(loader, batch_size, world.rank, world.size):
             images = normalize(batch.images.to(world.device, non_blocking=True))
             pooled = _pooled(task, images, check=first == 0)
@@ -299,6 +299,7 @@ def probe_config(config: TrainConfig, folder: Path) -> TrainConfig:
         "probe_first": None,
         "duration": config.probe_first.duration,
         "ema": None,
+        "flip_test": False,
         "augment": values["augment"] | PLAIN_IMAGES,
     }
     values["schedule"] |= {

@@ -52,7 +52,7 @@ class Task(ABC, Generic[B]):
     measures: ClassVar[tuple[str, ...]]
     """Names of the means that are logged in training; see `loss`."""
     headline: ClassVar[tuple[str, ...]]
-    """Names of the evaluated numbers that are shown on the terminal."""
+    """Names of the evaluated numbers that are shown on the terminal, if there are any."""
 
     config: TrainConfig
     data: TrainingData
@@ -124,8 +124,10 @@ class Task(ABC, Generic[B]):
         """Names of the images that this process could not read so far, with the reasons."""
         return {f.name: f.reason for f in self.val_loader.failures.values()}
 
-    def image_loader(self, source: Source, augment: AugmentConfig | None = None) -> Loader:
-        """A loader of images, augmented or as in evaluation."""
+    def image_loader(
+        self, source: Source, augment: AugmentConfig | None = None, *, keep: bool = True
+    ) -> Loader:
+        """A loader of images, augmented or as in evaluation; `keep` if they are read repeatedly."""
         return build_loader(
             source,
             self.data.preprocess,
@@ -135,6 +137,7 @@ class Task(ABC, Generic[B]):
             seed=self.config.seed,
             processes=self.world.size,
             on_cpu=self.world.device.type == "cpu",
+            keep=keep,
         )
 
     def first_validation_images(self, batch_size: int) -> Batch:

@@ -9,7 +9,7 @@ const SHARES = ["top1", "top5", "balanced_accuracy", "macro_f1"];
 const LOWER = ["loss", "brier", "ece"];
 
 function summarySection(report, model) {
-  const metric = (key, value) => (SHARES.includes(key) ? percent(value, 2) : decimal(value));
+  const metric = (key, value) => (SHARES.includes(key.replace("_flipped", "")) ? percent(value, 2) : decimal(value));
   const interval = (key) => {
     const found = model.intervals[key];
     if (!found) return null;
@@ -20,6 +20,10 @@ function summarySection(report, model) {
     element("div", { class: "card" }, element("span", {}, label), element("b", {}, value),
       below ? element("span", {}, below) : null);
   const cards = Object.keys(LABELS).slice(1).map((key) => card(LABELS[key], metric(key, model.metrics[key]), interval(key)));
+  for (const [key, label] of Object.entries(LABELS)) {
+    const flipped = `${key}_flipped`;
+    if (flipped in model.metrics) cards.push(card(`${label}, with flips`, metric(flipped, model.metrics[flipped]), interval(flipped)));
+  }
   const scaled = model.calibration.temperature;
   if (scaled) cards.push(card("temperature", decimal(scaled.temperature, 3), `ECE ${decimal(scaled.before.ece)} → ${decimal(scaled.after.ece)}`));
   if (model.neighbours) cards.push(card(`${model.neighbours.k}-NN accuracy`, percent(model.neighbours.top1, 2), "of the features"));
