@@ -25,7 +25,7 @@ from vision.evaluation.evaluated_model import Answers
 from vision.evaluation.metrics import chunks
 from vision.evaluation.model_metrics import confident_mistakes
 from vision.evaluation.report.eval_report import Report
-from vision.evaluation.report.self_contained import self_contained
+from vision.inspection.explorer.self_contained import self_contained
 from vision.models.configs import AutoModelConfig
 
 SCRIPTS = ("draw.js", "confusion.js", "sections.js", "report.js")
