@@ -9,7 +9,7 @@ the config classes.
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -86,6 +86,12 @@ def suggest(word: str, known: Iterable[str]) -> str:
     if near:
         return f"Did you mean '{near[0]}'?"
     return f"Known: {', '.join(known)}." if known else ""
+
+
+def shorten(names: Sequence[str], limit: int = 5) -> str:
+    """Return the first few names and the number of the others."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
 
 
 def field_paths(kind: Any) -> list[str]:

@@ -21,12 +21,13 @@ from vision.checkpoints.describe import Place, check_given, describe, read_weigh
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.fit.assign import Positions, Windows, project_of, put
 from vision.checkpoints.fit.tensors import Fitting, NewHead
-from vision.checkpoints.load_report import LoadReport, two_columns
+from vision.checkpoints.load_report import LoadReport
 from vision.checkpoints.metadata import StoredWeights
 from vision.checkpoints.native.run_record import RunRecord
 from vision.config import ConfigError, Size, pair
 from vision.data.configs import PreprocessConfig
 from vision.data.preprocess import Known, Preprocess, resolve_preprocess
+from vision.data.sources.wordnet import imagenet_synsets, readable_names
 from vision.models.build import build_model
 from vision.models.configs import (
     AutoModelConfig,
@@ -38,6 +39,7 @@ from vision.models.configs import (
 )
 from vision.models.layers import Classifier, Grid
 from vision.models.windows import pin_windows
+from vision.terminal import plain
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -78,6 +80,23 @@ class OpenedModel:
         auto = PreprocessConfig(mean="auto", std="auto", interpolation="auto", crop_ratio="auto")
         return resolve_preprocess(auto, self.image_size, self.channels, self.known)
 
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """Names of the classes; a thousand without names are assumed to be those of ImageNet."""
+        if self.class_names is None and self.classes == 1000:
+            return readable_names(imagenet_synsets())
+        return self.class_names
+
+    def check_head(self) -> None:
+        """Raise a ConfigError for a model without a head."""
+        if not self.classes:
+            raise ConfigError(
+                f"checkpoint: {self.path} has no head and cannot predict classes. Train a head: "
+                f"python train.py recipe=probe model=auto init={self.path} data=…; evaluate the "
+                f"features by their nearest neighbours: python eval.py checkpoint={self.path} "
+                "neighbours=20 data=…; or use them in Python: vision.load(…).features(images)."
+            )
+
     def notes(self) -> list[str]:
         """How the model may differ from what its authors ran: what was assumed, and what was
         resized.
@@ -106,7 +125,7 @@ class OpenedModel:
             *(("assumed", line) for line in self.report.assumed),
             *(("warning", line) for line in self.report.warnings),
         ]
-        return two_columns(rows)
+        return _two_columns(rows)
 
     def as_dict(self) -> dict[str, Any]:
         """The model and its settings as plain mappings and lists, for JSON."""
@@ -205,6 +224,20 @@ def open_model(
         weights="ema" if stored.averaged else "raw",
         record=stored.record,
     )
+
+
+def _two_columns(rows: Iterable[tuple[str, str]]) -> "Table":
+    """Words and sentences for a terminal; a word that is repeated is shown once."""
+    from rich.table import Table
+
+    result = Table.grid(padding=(0, 2))
+    result.add_column()
+    result.add_column(overflow="fold")
+    previous = ""
+    for word, sentence in rows:
+        result.add_row("" if word == previous else word, plain(sentence))
+        previous = word
+    return result
 
 
 def print_notes(lines: Iterable[str]) -> None:

@@ -4,7 +4,7 @@ Projects resize position tables in five ways that give different numbers; each h
 that what another project would compute can be had. The default is timm's.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,14 @@ PositionMethod = Literal[
 ]
 """timm · Hugging Face, DeiT, mmpretrain · torchvision · DINO and DINOv2 · Google, big_vision."""
 
+_INTERPOLATION: dict[PositionMethod, dict[str, Any]] = {
+    "bicubic_antialias": {"mode": "bicubic", "antialias": True},
+    "bicubic": {"mode": "bicubic"},
+    "bicubic_corners": {"mode": "bicubic", "align_corners": True},
+    "dino": {"mode": "bicubic"},
+    "bilinear_corners": {"mode": "bilinear", "align_corners": True},
+}
+
 
 def resize_positions(
     table: Tensor, rows: int, old: Grid, new: Grid, method: PositionMethod
@@ -29,20 +37,11 @@ def resize_positions(
         return table
     first, cells = table[:, :rows], full_precision(table[:, rows:])
     cells = rearrange(cells, "one (y x) c -> one c y x", y=old[0])
-    match method:
-        case "bicubic_antialias":
-            cells = F.interpolate(cells, new, mode="bicubic", antialias=True)
-        case "bicubic":
-            cells = F.interpolate(cells, new, mode="bicubic", align_corners=False)
-        case "bicubic_corners":
-            cells = F.interpolate(cells, new, mode="bicubic", align_corners=True)
-        case "dino":
-            # A tenth is added against rounding, and by it the sampled points move a little.
-            scale = [(n + 0.1) / o for n, o in zip(new, old, strict=True)]
-            cells = F.interpolate(cells, scale_factor=scale, mode="bicubic")
-            assert tuple(cells.shape[-2:]) == new
-        case "bilinear_corners":
-            cells = F.interpolate(cells, new, mode="bilinear", align_corners=True)
+    # DINO adds a tenth against rounding, and by it the sampled points move a little.
+    scale = [(n + 0.1) / o for n, o in zip(new, old, strict=True)]
+    to = {"scale_factor": scale} if method == "dino" else {"size": new}
+    cells = F.interpolate(cells, **to, **_INTERPOLATION[method])
+    assert tuple(cells.shape[-2:]) == new
     resized = rearrange(cells, "one c y x -> one (y x) c").to(table.dtype)
     return torch.cat([first, resized], dim=1)
 

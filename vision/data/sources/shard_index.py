@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from vision.config import ConfigError
-from vision.data.sources.folder import SUFFIXES, shorten, suffix_of
+from vision.config import ConfigError, shorten
+from vision.data.sources.folder import SUFFIXES, suffix_of
 from vision.data.sources.packed import PackedStrings
 from vision.files import replacing
 
