@@ -83,7 +83,7 @@ def read_weights(
     if not path.exists():  # a name on a hub, or nothing
         path = resolve(str(place), setting)
     raw = read_raw(path)
-    if raw.container == "vision":
+    if raw.own:
         return _weights_of_run(raw, weights)
     found = unwrap(raw, weights, rename)
     beside = raw.extra

@@ -146,14 +146,13 @@ def run(loaded: Loaded, config: PredictConfig) -> int:
 
 def _save_attention(loaded: Loaded, path: Path) -> None:
     """Save a figure of the attention and its caption beside the image."""
-    from vision.inspection.capture.captured import CaptureError
+    from vision.inspection.capture.captured import settings_error
     from vision.inspection.figures.sheet import show_attention
 
     try:
-        drawing = show_attention(loaded, path)
+        with settings_error("attention=true"):
+            drawing = show_attention(loaded, path)
         drawing.save(path.with_name(f"{path.stem}{ATTENTION}"))
-    except (CaptureError, ValueError) as error:
-        raise ConfigError(f"attention=true: {error}") from error
     except OSError as error:
         raise ConfigError(f"attention=true: {path.parent}: {error.strerror or error}") from error
 

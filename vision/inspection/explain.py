@@ -20,7 +20,7 @@ from vision.data.images.decode import Pixels
 from vision.data.preprocess import Preprocess, input_batch, input_pixels
 from vision.data.sources.source import StoredImage
 from vision.inspection.capture.capture import Passes
-from vision.inspection.capture.captured import Captured
+from vision.inspection.capture.captured import Captured, settings_error
 from vision.inspection.methods.attribution import Maps, attribute, methods_of
 from vision.inspection.methods.rollout import Query
 from vision.inspection.methods.spec import METHODS, MethodChoice, parse_method
@@ -206,10 +206,8 @@ def _maps(
     captured: Captured, choice: MethodChoice, target: Tensor | None, query: Query | None
 ) -> Maps:
     asked = query if choice.spec.query else None
-    try:
+    with settings_error(str(choice)):
         return attribute(captured, None, choice.name, target=target, query=asked, **choice.options)
-    except ValueError as error:  # a layer, a head or a token that does not exist
-        raise ConfigError(f"{choice}: {error}") from error
 
 
 def _heatmaps(

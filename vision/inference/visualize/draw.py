@@ -11,7 +11,7 @@ from vision.inference.load import Loaded
 from vision.inference.visualize.configs import VisualizeConfig
 from vision.inference.visualize.images import Item
 from vision.inspection.capture.capture import Passes
-from vision.inspection.capture.captured import Captured
+from vision.inspection.capture.captured import Captured, settings_error
 from vision.inspection.explain import Explanation, as_batch, available_methods, explain
 from vision.inspection.explorer.page import PAGE_METHODS, Scores, write_page
 from vision.inspection.figures.drawing import Drawing, Style
@@ -96,12 +96,8 @@ class View:
 
 def draw_figure(figure: str, views: Sequence[View]) -> Drawing:
     """A figure of one image: the sheet of all models, any other figure of one."""
-    try:
+    with settings_error(figure):
         return _sheet(views) if figure == "sheet" else _DRAW[figure](views[0])
-    except ConfigError:
-        raise
-    except ValueError as error:  # a layer, a token or a cell that does not exist
-        raise ConfigError(f"{figure}: {error}") from error
 
 
 def _sheet(views: Sequence[View]) -> Drawing:
