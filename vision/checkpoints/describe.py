@@ -129,8 +129,9 @@ def _weights_of_run(raw: Raw, weights: WhichWeights) -> StoredWeights:
     tensors = parts["model"] | parts[chosen]
     record = run_record(raw.extra, raw.path)
     check_sizes(record, {name: t.shape for name, t in tensors.items()}, raw.path)
-    if isinstance(record.tune, LoraRecord):
-        tensors = merge_tensors(tensors, record.tune.alpha, record.tune.targets)
+    tune = record.config.tune
+    if isinstance(tune, LoraRecord):
+        tensors = merge_tensors(tensors, tune.alpha, tune.targets)
     return StoredWeights(
         path=raw.path,
         layout="vision",

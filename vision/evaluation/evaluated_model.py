@@ -91,7 +91,7 @@ def open_evaluated_model(place: str, config: EvalConfig, device: torch.device) -
 
 def own_data(opened: OpenedModel) -> DataConfig:
     """The data of the run; for a folder, with the split that is stored with the run."""
-    data = None if opened.record is None else opened.record.data
+    data = None if opened.record is None else opened.record.config.data
     if data is None:
         raise ConfigError(
             f"checkpoint: {opened.path} is not of a run of this project and does not specify its "

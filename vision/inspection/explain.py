@@ -12,13 +12,11 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor, nn
 
 from vision.config import ConfigError, suggest
 from vision.data.images.decode import Pixels
-from vision.data.preprocess import Preprocess, input_batch, input_pixels
-from vision.data.sources.source import StoredImage
+from vision.data.preprocess import Preprocess, input_batch
 from vision.inspection.capture.capture import Passes
 from vision.inspection.capture.captured import Captured, settings_error
 from vision.inspection.methods.attribution import Maps, attribute, methods_of
@@ -90,11 +88,6 @@ class Explanation:
     def heatmaps_of(self, choice: MethodChoice) -> list[Heatmap]:
         """Those of one method: one, or one for each class."""
         return [heatmap for heatmap in self.heatmaps if str(heatmap.choice) == str(choice)]
-
-
-def shown_pixels(subject: Subject, image: StoredImage | Image.Image, name: str) -> Pixels:
-    """An image (a file's bytes, an image or an array) as the model sees it, not normalised."""
-    return input_pixels(image, name, subject.preprocess)
 
 
 def as_batch(subject: Subject, pixels: Sequence[Pixels]) -> Tensor:

@@ -33,7 +33,7 @@ LAYOUTS: dict[Layout, Known] = {
     "vision": Known("", "head"),
     "timm ViT": Known("timm.timm_names.vit_to_ours", "head"),
     "timm Swin": Known("timm.timm_names.swin_to_ours", "head.fc"),
-    "official Swin": Known("official.to_ours", "head", "bicubic", "bicubic"),
+    "official Swin": Known("timm.timm_names.official_to_ours", "head", "bicubic", "bicubic"),
     "DeiT": Known("meta.deit_to_ours", "head", "bicubic"),
     "DINO": Known("meta.dino_to_ours", "head", "dino"),
     "DINOv3": Known("meta.dinov3_to_ours", positions="bicubic"),
