@@ -8,8 +8,9 @@ both. What none of them says is taken from known models and listed as assumed, o
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -50,15 +51,19 @@ _UNNAMED = re.compile(r"model\.name=…(?: \(timm's name[^)]*\))?")
 """The remedy of a refusal that does not know timm's name of the architecture."""
 
 
-class Description(NamedTuple):
+@dataclass(frozen=True)
+class Description:
     """What is known of the model of a checkpoint."""
 
     config: ModelConfig
     trained_size: Grid
+    """Size of the images that the weights were trained on."""
     channels: int
     classes: int
+    """0: the model has no head."""
     class_names: tuple[str, ...] | None
     known: Known
+    """Values of the preprocessing with their origins."""
     assumed: tuple[str, ...] = ()
     other_windows: bool = False
     """Whether a Swin gets other windows than those that it was trained with."""

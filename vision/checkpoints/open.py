@@ -9,7 +9,7 @@ report says what differs.
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vision.checkpoints.configs import WhichWeights
-from vision.checkpoints.describe import Place, check_given, describe, read_weights
+from vision.checkpoints.describe import Description, Place, check_given, describe, read_weights
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.fit.assign import Positions, Windows, project_of, put
 from vision.checkpoints.fit.tensors import Fitting, NewHead
@@ -26,13 +26,12 @@ from vision.checkpoints.metadata import StoredWeights
 from vision.checkpoints.native.run_record import RunRecord
 from vision.config import ConfigError, Size, pair
 from vision.data.configs import PreprocessConfig
-from vision.data.preprocess import Known, Preprocess, resolve_preprocess
+from vision.data.preprocess import Preprocess, resolve_preprocess
 from vision.data.sources.wordnet import imagenet_synsets, readable_names
 from vision.models.build import build_model
 from vision.models.configs import (
     AutoModelConfig,
     ModelChoice,
-    ModelConfig,
     SwinConfig,
     SwinV2Config,
     TimmConfig,
@@ -45,23 +44,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-@dataclass(frozen=True)
-class OpenedModel:
+@dataclass(frozen=True, kw_only=True)
+class OpenedModel(Description):
     """A model, and everything that is known about it."""
 
     model: Classifier
     """In evaluation mode."""
-    config: ModelConfig
     image_size: Grid
     """Size of the images that the model is for."""
-    trained_size: Grid
-    """Size of the images that the weights were trained on."""
-    channels: int
-    classes: int
-    """0: the model has no head."""
-    class_names: tuple[str, ...] | None
-    known: Known
-    """Values of the preprocessing with their origins."""
     path: Path
     """The file."""
     tensors: Mapping[str, Tensor]
@@ -177,6 +167,7 @@ def open_model(
     except (CheckpointError, ConfigError) as error:
         raise type(error)(f"{stored.path}: {error}") from error
     size = found.trained_size if image_size is None else pair(image_size)
+    channels = found.channels if channels is None else channels
     config = found.config
     if isinstance(config, SwinConfig | SwinV2Config) and not found.other_windows:
         config = pin_windows(config, found.trained_size, size)
@@ -185,7 +176,7 @@ def open_model(
     built = build_model(
         config,
         size,
-        channels=found.channels if channels is None else channels,
+        channels=channels,
         classes=wanted,
         seed=seed,
         # No memory is taken for what the file replaces. timm's models have buffers, which do not
@@ -208,15 +199,12 @@ def open_model(
         raise ConfigError(f"model: {error} model=auto takes the model of the weights.") from error
     if not any(parameter.is_meta for parameter in built.parameters()):
         built = built.to(device)
+    names = found.class_names if wanted == found.classes else None
+    found = replace(found, config=config, channels=channels, classes=wanted, class_names=names)
     return OpenedModel(
+        **vars(found),
         model=built.eval(),
-        config=config,
         image_size=size,
-        trained_size=found.trained_size,
-        channels=found.channels if channels is None else channels,
-        classes=wanted,
-        class_names=found.class_names if wanted == found.classes else None,
-        known=found.known,
         path=stored.path,
         tensors=fitting.tensors,
         report=_report(stored, fitting, found.assumed),

@@ -27,7 +27,7 @@ from vision.checkpoints.files.safetensors_file import read_entries
 from vision.checkpoints.files.torch_file import read_torch_legacy, read_torch_zip
 from vision.checkpoints.native.checkpoint import read_checkpoint
 from vision.checkpoints.native.checkpoint_folder import BEST, latest
-from vision.checkpoints.native.header import MARK, open_checkpoint, unreadable
+from vision.checkpoints.native.header import MARK, open_checkpoint
 
 Integrity = Literal["checksums match", "no checksums in this format", "no checksums were written"]
 """Whether a file's bytes are known to be those that were written; from the best to the worst."""
@@ -93,17 +93,13 @@ def _is_finite(tensor: Tensor) -> bool:
 
 def _read_file(path: Path) -> Raw:
     try:
-        with path.open("rb") as file:
+        with open_checkpoint(path) as file:
             size = os.fstat(file.fileno()).st_size
             start = file.read(_START)
             file.seek(0)
             return _read_open(path, file, size, start)
     except MalformedError as error:
         raise CheckpointError(f"{path} is not read: {error}.") from error
-    except CheckpointError:
-        raise
-    except OSError as error:
-        raise unreadable(path, error) from error
     except MemoryError as error:
         raise CheckpointError(f"{path} is not read: it needs more memory than there is.") from error
 
