@@ -97,21 +97,21 @@ def read_weights(
     inert = f"{', '.join(raw.inert)}: kept as plain data, nothing was executed."
     try:
         layout = None if timm else recognise(found.tensors)
-        converted = convert_names(layout, found.tensors) if layout else Converted(found.tensors)
+        converted = (
+            convert_names(layout, found.tensors) if layout else Converted(dict(found.tensors))
+        )
         metadata = read_metadata(beside, described=not timm) if beside else Metadata("")
     except CheckpointError as error:
         name = architecture_of(beside)
         text = _UNNAMED.sub(f"model.name={name}", str(error)) if name else str(error)
         raise CheckpointError(f"{raw.path}: {text}") from error
     return StoredWeights(
+        **vars(found),
         path=raw.path,
         layout=layout,
-        tensors=found.tensors,
         converted=converted,
         metadata=metadata,
         averaged=any(part in AVERAGED for part in found.path_taken),
-        path_taken=found.path_taken,
-        left=found.left,
         warnings=(*raw.warnings, *((inert,) if raw.inert else ()), *metadata.notes),
         integrity=raw.integrity,
     )

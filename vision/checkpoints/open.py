@@ -270,7 +270,7 @@ def _report(stored: StoredWeights, fitting: Fitting, assumed: tuple[str, ...]) -
         resized=fitting.resized,
         new=fitting.new,
         ignored=stored.converted.ignored | fitting.ignored,
-        left=stored.left or {},
+        left=stored.left,
         assumed=assumed,
         integrity=stored.integrity,
         warnings=tuple(fitting.warnings),

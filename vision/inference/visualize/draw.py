@@ -88,7 +88,8 @@ class View:
         """The pixel in the middle of the cell that `query` names, or of the image."""
         captured, cell = self.passes.plain, self.config.query
         if not isinstance(cell, tuple):
-            return captured.image_size[0] // 2, captured.image_size[1] // 2
+            height, width = captured.layout.image_size
+            return height // 2, width // 2
         place = captured.layout.place(captured.layout.query(cell))  # raises outside the grid
         top, left, bottom, right = captured.layout.box(place)  # type: ignore[arg-type]
         return (top + bottom) // 2, (left + right) // 2
@@ -115,7 +116,7 @@ def _heads(view: View) -> Drawing:
 def _queries(view: View) -> Drawing:
     captured = view.passes.plain
     chosen = isinstance(view.config.query, tuple)
-    places = [view.middle()] if chosen else nine_places(captured.image_size)
+    places = [view.middle()] if chosen else nine_places(captured.layout.image_size)
     return queries_sheet(captured, view.pixels, places, style=view.style)
 
 

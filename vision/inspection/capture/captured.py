@@ -290,7 +290,6 @@ class Captured:
     layout: Layout
     """Of `tokens`."""
     anatomy: Anatomy
-    image_size: tuple[int, int]
     pooling: Tensor | None = None
     """Shares of the last tokens in what an attention pooling sees, mean over its heads: (b n)."""
 
