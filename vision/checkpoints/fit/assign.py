@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.files.reading import nonfinite
-from vision.checkpoints.fit.resize import PositionMethod
 from vision.checkpoints.fit.stored_windows import stored_offsets
 from vision.checkpoints.fit.tensors import Fitting, NewHead, fit_head, fit_swin, fit_vit
 from vision.checkpoints.fit.timm_weights import fit_timm
-from vision.checkpoints.layouts.recognise import resizing
+from vision.checkpoints.layouts.recognise import PositionMethod, resizing
 from vision.checkpoints.metadata import StoredWeights
 from vision.config import shorten
 from vision.models.configs import SwinV2Config

@@ -3,15 +3,18 @@
 import re
 from collections.abc import Collection, Mapping
 from importlib import import_module
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.fit.resize import PositionMethod
 from vision.checkpoints.layouts.rules import Converted
 from vision.models.positions.relative import WindowMethod
 
+PositionMethod = Literal[
+    "bicubic_antialias", "bicubic", "bicubic_corners", "dino", "bilinear_corners"
+]
+"""timm · Hugging Face, DeiT, mmpretrain · torchvision · DINO and DINOv2 · Google, big_vision."""
 Layout = str
 """One of the names in `LAYOUTS`."""
 
