@@ -79,6 +79,11 @@ def pair(size: Size) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else size
 
 
+def square(size: Sequence[int]) -> int | list[int]:
+    """Return a size as settings have it: one number for two equal ones."""
+    return int(size[0]) if size[0] == size[1] else [int(side) for side in size]
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
     """Return a sentence that names the nearest known word, or all of them if none is near."""
     known = sorted(known)

@@ -15,10 +15,9 @@ from vision.checkpoints.layouts.rules import (
     need,
     patch_grid,
     patch_weight,
-    square,
 )
 from vision.checkpoints.metadata import StoredWeights
-from vision.config import ConfigError
+from vision.config import ConfigError, square
 from vision.models.layers import Grid, ceil_div
 
 PLAIN = {

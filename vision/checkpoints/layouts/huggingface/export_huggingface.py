@@ -23,9 +23,8 @@ from vision.checkpoints.layouts.exporting import (
 )
 from vision.checkpoints.layouts.huggingface import huggingface_names as huggingface
 from vision.checkpoints.layouts.huggingface.huggingface_config import READ, TOWERS
-from vision.checkpoints.layouts.rules import square
 from vision.checkpoints.metadata import INTERPOLATIONS
-from vision.config import pair
+from vision.config import pair, square
 from vision.models.configs import SwinV2Config, ViTConfig
 from vision.models.positions.rotary import dinov3_periods
 
