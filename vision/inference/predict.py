@@ -146,7 +146,7 @@ def run(loaded: Loaded, config: PredictConfig) -> int:
 
 def _save_attention(loaded: Loaded, path: Path) -> None:
     """Save a figure of the attention and its caption beside the image."""
-    from vision.inspection.capture.captured import settings_error
+    from vision.inspection.explain import settings_error
     from vision.inspection.figures.sheet import show_attention
 
     try:

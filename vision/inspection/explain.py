@@ -5,7 +5,8 @@ All figures are drawn from this record.
 Axes: b batch · k classes to explain · y, x rows and columns of cells.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -18,7 +19,7 @@ from vision.config import ConfigError, suggest
 from vision.data.images.decode import Pixels
 from vision.data.preprocess import Preprocess, input_batch
 from vision.inspection.capture.capture import Passes
-from vision.inspection.capture.captured import Captured, settings_error
+from vision.inspection.capture.captured import Captured, CaptureError
 from vision.inspection.methods.attribution import Maps, attribute, methods_of
 from vision.inspection.methods.rollout import Query
 from vision.inspection.methods.spec import METHODS, MethodChoice, parse_method
@@ -88,6 +89,19 @@ class Explanation:
     def heatmaps_of(self, choice: MethodChoice) -> list[Heatmap]:
         """Those of one method: one, or one for each class."""
         return [heatmap for heatmap in self.heatmaps if str(heatmap.choice) == str(choice)]
+
+
+@contextmanager
+def settings_error(where: str) -> Iterator[None]:
+    """A model without attention, or a layer, token or cell that does not exist, as a mistake in the
+    settings.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (CaptureError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def as_batch(subject: Subject, pixels: Sequence[Pixels]) -> Tensor:

@@ -11,8 +11,14 @@ from vision.inference.load import Loaded
 from vision.inference.visualize.configs import VisualizeConfig
 from vision.inference.visualize.images import Item
 from vision.inspection.capture.capture import Passes
-from vision.inspection.capture.captured import Captured, settings_error
-from vision.inspection.explain import Explanation, as_batch, available_methods, explain
+from vision.inspection.capture.captured import Captured
+from vision.inspection.explain import (
+    Explanation,
+    as_batch,
+    available_methods,
+    explain,
+    settings_error,
+)
 from vision.inspection.explorer.page import PAGE_METHODS, Scores, write_page
 from vision.inspection.figures.drawing import Drawing, Style
 from vision.inspection.figures.filmstrip import comparison, film_strip

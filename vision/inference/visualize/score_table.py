@@ -16,7 +16,7 @@ from vision.files import write_text
 from vision.inference.visualize.configs import VisualizeConfig
 from vision.inference.visualize.draw import VisualizedModel
 from vision.inference.visualize.images import Item, two_object_pairs
-from vision.inspection.capture.captured import settings_error
+from vision.inspection.explain import settings_error
 from vision.inspection.trust.scoring import BASELINES, METRICS, Pair, Sample, score
 from vision.terminal import plain, print_wide, progress_bar
 

@@ -17,13 +17,14 @@ from vision.inference.visualize.configs import VisualizeConfig, inches
 from vision.inference.visualize.draw import View, VisualizedModel, draw_figure, draw_page
 from vision.inference.visualize.images import Item, items_of_data, items_of_files, mask_file, some
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.captured import Captured, settings_error
+from vision.inspection.capture.captured import Captured
 from vision.inspection.explain import (
     as_batch,
     check_methods,
     class_numbers,
     default_methods,
     every_method,
+    settings_error,
 )
 from vision.inspection.figures.diagnostics import diagnostics, gather_heads
 from vision.inspection.figures.drawing import Caption, Style, caption_file, record_of, stored_record

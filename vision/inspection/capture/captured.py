@@ -4,8 +4,7 @@ Axes: b batch · h heads · w windows · t, s slots of a window (queries, keys) 
 tokens first, then cells row by row) · y, x rows and columns of the cell grid.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -14,7 +13,6 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from vision.config import ConfigError
 from vision.models.layers import Grid
 
 Cell = tuple[int, int]
@@ -323,19 +321,6 @@ class Captured:
 
 class CaptureError(RuntimeError):
     """Attention that cannot be captured, or that fails its checks."""
-
-
-@contextmanager
-def settings_error(where: str) -> Iterator[None]:
-    """A model without attention, or a layer, token or cell that does not exist, as a mistake in the
-    settings.
-    """
-    try:
-        yield
-    except ConfigError:
-        raise
-    except (CaptureError, ValueError) as error:
-        raise ConfigError(f"{where}: {error}") from error
 
 
 _FUSE: dict[Fusion, Callable[..., Tensor]] = {
