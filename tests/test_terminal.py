@@ -41,22 +41,6 @@ def test_control_characters_are_shown_by_their_codes() -> None:
 
 
 @EVERY_NAME
-def test_load_report_is_shown_as_it_is(name: str) -> None:
-    report = LoadReport(
-        source=f"{name}.pth",
-        layout="timm ViT",
-        path_taken=(name,),
-        new={f"{name}.weight": f"why {name}"},
-        ignored={f"{name}.bias": "no use"},
-        left={f"part {name}": 3},
-        assumed=(f"assumed {name}",),
-        warnings=(f"careful with {name}",),
-    )
-    text = printed(report.table())
-    assert all(sentence in text for _, sentence in report.rows())
-
-
-@EVERY_NAME
 def test_opened_model_is_shown_as_it_is(name: str) -> None:
     opened = OpenedModel(
         model=small_model("vit_base", (32, 32), classes=1),

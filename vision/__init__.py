@@ -7,14 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vision.checkpoints.open import load_weights
-    from vision.config import ConfigError, parse
-    from vision.data.sources.build_source import build_source
-    from vision.inference.load import load
-    from vision.inspection.figures.sheet import show_attention
-    from vision.models.build import build_model
-    from vision.models.cost.count import cost
-    from vision.models.layers import static_bias
+    from vision.checkpoints.open import load_weights as load_weights
+    from vision.config import ConfigError as ConfigError
+    from vision.config import parse as parse
+    from vision.data.sources.build_source import build_source as build_source
+    from vision.inference.load import load as load
+    from vision.inspection.figures.sheet import show_attention as show_attention
+    from vision.models.build import build_model as build_model
+    from vision.models.cost.count import cost as cost
+    from vision.models.layers import static_bias as static_bias
 
 __version__ = "0.1.0"
 
@@ -30,17 +31,7 @@ _HOMES = {
     "static_bias": "vision.models.layers",
 }
 
-__all__ = [
-    "ConfigError",
-    "build_model",
-    "build_source",
-    "cost",
-    "load",
-    "load_weights",
-    "parse",
-    "show_attention",
-    "static_bias",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ the config classes.
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -79,6 +79,11 @@ def pair(size: Size) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else size
 
 
+def square(size: Sequence[int]) -> int | list[int]:
+    """Return a size as settings have it: one number for two equal ones."""
+    return int(size[0]) if size[0] == size[1] else [int(side) for side in size]
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
     """Return a sentence that names the nearest known word, or all of them if none is near."""
     known = sorted(known)
@@ -86,6 +91,12 @@ def suggest(word: str, known: Iterable[str]) -> str:
     if near:
         return f"Did you mean '{near[0]}'?"
     return f"Known: {', '.join(known)}." if known else ""
+
+
+def shorten(names: Sequence[str], limit: int = 5) -> str:
+    """Return the first few names and the number of the others."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
 
 
 def field_paths(kind: Any) -> list[str]:

@@ -1,9 +1,6 @@
-"""The load report as text, table and plain data."""
+"""The load report as text and plain data."""
 
 import json
-from io import StringIO
-
-from rich.console import Console
 
 from vision.checkpoints.load_report import LoadReport
 
@@ -39,13 +36,6 @@ def test_report_as_text_says_everything_once_per_reason() -> None:
     ):
         assert part in text
     assert len([line for line in lines if line.startswith("ignored")]) == 1
-
-
-def test_report_as_table_has_every_line() -> None:
-    console = Console(width=200, file=StringIO(), record=True)
-    console.print(REPORT.table())
-    text = console.export_text()
-    assert all(sentence in text for _, sentence in REPORT.rows())
 
 
 def test_report_as_plain_data_passes_through_json() -> None:

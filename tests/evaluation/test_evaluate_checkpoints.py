@@ -293,8 +293,8 @@ def test_neighbours_are_those_that_scikit_learn_finds(runs: Path, capsys: Captur
     normalize = normalizer(stored.preprocess, torch.device("cpu"))
 
     def features(split: Any) -> tuple[np.ndarray, np.ndarray]:
-        assert stored.record is not None and stored.record.data is not None
-        source = build_source(stored.record.data, split)
+        assert stored.record is not None and stored.record.config.data is not None
+        source = build_source(stored.record.config.data, split)
         opened = [open_image(source.read(i), 3, "") for i in range(len(source))]
         pixels = np.stack([evaluation_pixels(p, stored.preprocess) for p in opened])
         images = normalize(torch.from_numpy(pixels).permute(0, 3, 1, 2))

@@ -8,7 +8,7 @@ import torch
 from model_settings import random_images, redraw
 from torch import Tensor, nn
 
-from vision.checkpoints.fit.resize import PositionMethod
+from vision.checkpoints.layouts.recognise import PositionMethod
 from vision.checkpoints.load_report import LoadReport
 from vision.checkpoints.open import load_weights, open_model
 from vision.models.build import build_model

@@ -209,7 +209,6 @@ def made_capture(layers: list[LayerAttention], tokens: Tensor | None = None) -> 
         tokens,
         layout,
         Anatomy(layout.prefix, layout.stride, "class" if "class" in layout.prefix else "mean"),
-        layout.image_size,
     )
 
 

@@ -21,7 +21,7 @@ from vision.checkpoints.native.checkpoint import read_checkpoint, write_checkpoi
 from vision.cli.app import main
 from vision.config import ConfigError
 from vision.data.images.decode import UnreadableImageError
-from vision.inference.predict import find_images, share_bar
+from vision.inference.predict import find_images
 
 
 @pytest.fixture(scope="module")
@@ -258,8 +258,3 @@ def test_find_images_reads_a_list_from_standard_input(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("x.jpg\n"))
     assert find_images(["-"]) == [Path("x.jpg")]
-
-
-@pytest.mark.parametrize(("share", "length"), [(0.0, 0), (0.5, 10), (1.0, 20), (0.51, 11)])
-def test_bar_is_as_long_as_its_share(share: float, length: int) -> None:
-    assert len(share_bar(share)) == length

@@ -8,8 +8,9 @@ both. What none of them says is taken from known models and listed as assumed, o
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -50,15 +51,19 @@ _UNNAMED = re.compile(r"model\.name=…(?: \(timm's name[^)]*\))?")
 """The remedy of a refusal that does not know timm's name of the architecture."""
 
 
-class Description(NamedTuple):
+@dataclass(frozen=True)
+class Description:
     """What is known of the model of a checkpoint."""
 
     config: ModelConfig
     trained_size: Grid
+    """Size of the images that the weights were trained on."""
     channels: int
     classes: int
+    """0: the model has no head."""
     class_names: tuple[str, ...] | None
     known: Known
+    """Values of the preprocessing with their origins."""
     assumed: tuple[str, ...] = ()
     other_windows: bool = False
     """Whether a Swin gets other windows than those that it was trained with."""
@@ -83,7 +88,7 @@ def read_weights(
     if not path.exists():  # a name on a hub, or nothing
         path = resolve(str(place), setting)
     raw = read_raw(path)
-    if raw.container == "vision":
+    if raw.own:
         return _weights_of_run(raw, weights)
     found = unwrap(raw, weights, rename)
     beside = raw.extra
@@ -92,21 +97,21 @@ def read_weights(
     inert = f"{', '.join(raw.inert)}: kept as plain data, nothing was executed."
     try:
         layout = None if timm else recognise(found.tensors)
-        converted = convert_names(layout, found.tensors) if layout else Converted(found.tensors)
+        converted = (
+            convert_names(layout, found.tensors) if layout else Converted(dict(found.tensors))
+        )
         metadata = read_metadata(beside, described=not timm) if beside else Metadata("")
     except CheckpointError as error:
         name = architecture_of(beside)
         text = _UNNAMED.sub(f"model.name={name}", str(error)) if name else str(error)
         raise CheckpointError(f"{raw.path}: {text}") from error
     return StoredWeights(
+        **vars(found),
         path=raw.path,
         layout=layout,
-        tensors=found.tensors,
         converted=converted,
         metadata=metadata,
         averaged=any(part in AVERAGED for part in found.path_taken),
-        path_taken=found.path_taken,
-        left=found.left,
         warnings=(*raw.warnings, *((inert,) if raw.inert else ()), *metadata.notes),
         integrity=raw.integrity,
     )
@@ -129,8 +134,9 @@ def _weights_of_run(raw: Raw, weights: WhichWeights) -> StoredWeights:
     tensors = parts["model"] | parts[chosen]
     record = run_record(raw.extra, raw.path)
     check_sizes(record, {name: t.shape for name, t in tensors.items()}, raw.path)
-    if isinstance(record.tune, LoraRecord):
-        tensors = merge_tensors(tensors, record.tune.alpha, record.tune.targets)
+    tune = record.config.tune
+    if isinstance(tune, LoraRecord):
+        tensors = merge_tensors(tensors, tune.alpha, tune.targets)
     return StoredWeights(
         path=raw.path,
         layout="vision",

@@ -1,13 +1,10 @@
 """The report of loading weights: what became of every tensor and of every parameter."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vision.terminal import plain
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from vision.config import shorten
 
 _SHOWN = 3
 """Names that are listed for a group of tensors of one kind."""
@@ -49,8 +46,8 @@ class LoadReport:
             for name, value in asdict(self).items()
         }
 
-    def rows(self) -> list[tuple[str, str]]:
-        """The report as pairs of a word and a sentence."""
+    def lines(self) -> list[str]:
+        """The report as lines of text, each a word and a sentence."""
         inside = f", inside {' → '.join(self.path_taken)}" if self.path_taken else ""
         count = len(self.loaded)
         rows = [
@@ -63,29 +60,8 @@ class LoadReport:
             rows += [(word, line) for line in _grouped(getattr(self, word))]
         rows += [("left", f"{name}: {number} tensors") for name, number in self.left.items()]
         rows += [("assumed", line) for line in self.assumed]
-        return rows + [("warning", line) for line in self.warnings]
-
-    def lines(self) -> list[str]:
-        """The report as lines of text."""
-        return [f"{word:<10}{sentence}" for word, sentence in self.rows()]
-
-    def table(self) -> "Table":
-        """The report for a terminal."""
-        return two_columns(self.rows())
-
-
-def two_columns(rows: Iterable[tuple[str, str]]) -> "Table":
-    """Words and sentences for a terminal; a word that is repeated is shown once."""
-    from rich.table import Table
-
-    result = Table.grid(padding=(0, 2))
-    result.add_column()
-    result.add_column(overflow="fold")
-    previous = ""
-    for word, sentence in rows:
-        result.add_row("" if word == previous else word, plain(sentence))
-        previous = word
-    return result
+        rows += [("warning", line) for line in self.warnings]
+        return [f"{word:<10}{sentence}" for word, sentence in rows]
 
 
 def _grouped(tensors: Mapping[str, str]) -> list[str]:
@@ -93,8 +69,4 @@ def _grouped(tensors: Mapping[str, str]) -> list[str]:
     groups: dict[str, list[str]] = {}
     for name, what in tensors.items():
         groups.setdefault(what, []).append(name)
-    lines = []
-    for what, names in groups.items():
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        lines.append(f"{', '.join(names[:_SHOWN])}{more}: {what}")
-    return lines
+    return [f"{shorten(names, _SHOWN)}: {what}" for what, names in groups.items()]

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from vision.checkpoints.errors import CheckpointError
+from vision.checkpoints.files.containers import Weights
 from vision.checkpoints.layouts.recognise import Layout
 from vision.checkpoints.layouts.rules import Converted
 from vision.checkpoints.native.run_record import RunRecord
@@ -38,15 +37,13 @@ class Metadata:
     """What was written there and is not followed."""
 
 
-@dataclass(frozen=True)
-class StoredWeights:
-    """The tensors of one model, and what is written beside them."""
+@dataclass(frozen=True, kw_only=True)
+class StoredWeights(Weights):
+    """The weights of one model by the names of a layout, and what is written beside them."""
 
     path: Path
     layout: Layout | None
     """None: only timm itself knows the names of these tensors."""
-    tensors: Mapping[str, Tensor]
-    """By the names of the layout."""
     converted: Converted
     metadata: Metadata
     record: RunRecord | None = None
@@ -54,8 +51,6 @@ class StoredWeights:
     in_memory: bool = False
     """Whether the tensors belong to someone else, who must not see them change."""
     averaged: bool = False
-    path_taken: tuple[str, ...] = ()
-    left: Mapping[str, int] | None = None
     warnings: tuple[str, ...] = ()
     integrity: str = ""
     """Whether the file could be checked for damage."""

@@ -9,7 +9,7 @@ report says what differs.
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,49 +17,41 @@ import torch
 from torch import Tensor
 
 from vision.checkpoints.configs import WhichWeights
-from vision.checkpoints.describe import Place, check_given, describe, read_weights
+from vision.checkpoints.describe import Description, Place, check_given, describe, read_weights
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.fit.assign import Positions, Windows, project_of, put
 from vision.checkpoints.fit.tensors import Fitting, NewHead
-from vision.checkpoints.load_report import LoadReport, two_columns
+from vision.checkpoints.load_report import LoadReport
 from vision.checkpoints.metadata import StoredWeights
 from vision.checkpoints.native.run_record import RunRecord
 from vision.config import ConfigError, Size, pair
 from vision.data.configs import PreprocessConfig
-from vision.data.preprocess import Known, Preprocess, resolve_preprocess
+from vision.data.preprocess import Preprocess, resolve_preprocess
+from vision.data.sources.wordnet import imagenet_synsets, readable_names
 from vision.models.build import build_model
 from vision.models.configs import (
     AutoModelConfig,
     ModelChoice,
-    ModelConfig,
     SwinConfig,
     SwinV2Config,
     TimmConfig,
 )
 from vision.models.layers import Classifier, Grid
 from vision.models.windows import pin_windows
+from vision.terminal import plain
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-@dataclass(frozen=True)
-class OpenedModel:
+@dataclass(frozen=True, kw_only=True)
+class OpenedModel(Description):
     """A model, and everything that is known about it."""
 
     model: Classifier
     """In evaluation mode."""
-    config: ModelConfig
     image_size: Grid
     """Size of the images that the model is for."""
-    trained_size: Grid
-    """Size of the images that the weights were trained on."""
-    channels: int
-    classes: int
-    """0: the model has no head."""
-    class_names: tuple[str, ...] | None
-    known: Known
-    """Values of the preprocessing with their origins."""
     path: Path
     """The file."""
     tensors: Mapping[str, Tensor]
@@ -77,6 +69,23 @@ class OpenedModel:
         """How images become the model's numbers, as the weights were trained."""
         auto = PreprocessConfig(mean="auto", std="auto", interpolation="auto", crop_ratio="auto")
         return resolve_preprocess(auto, self.image_size, self.channels, self.known)
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """Names of the classes; a thousand without names are assumed to be those of ImageNet."""
+        if self.class_names is None and self.classes == 1000:
+            return readable_names(imagenet_synsets())
+        return self.class_names
+
+    def check_head(self) -> None:
+        """Raise a ConfigError for a model without a head."""
+        if not self.classes:
+            raise ConfigError(
+                f"checkpoint: {self.path} has no head and cannot predict classes. Train a head: "
+                f"python train.py recipe=probe model=auto init={self.path} data=…; evaluate the "
+                f"features by their nearest neighbours: python eval.py checkpoint={self.path} "
+                "neighbours=20 data=…; or use them in Python: vision.load(…).features(images)."
+            )
 
     def notes(self) -> list[str]:
         """How the model may differ from what its authors ran: what was assumed, and what was
@@ -106,7 +115,7 @@ class OpenedModel:
             *(("assumed", line) for line in self.report.assumed),
             *(("warning", line) for line in self.report.warnings),
         ]
-        return two_columns(rows)
+        return _two_columns(rows)
 
     def as_dict(self) -> dict[str, Any]:
         """The model and its settings as plain mappings and lists, for JSON."""
@@ -158,6 +167,7 @@ def open_model(
     except (CheckpointError, ConfigError) as error:
         raise type(error)(f"{stored.path}: {error}") from error
     size = found.trained_size if image_size is None else pair(image_size)
+    channels = found.channels if channels is None else channels
     config = found.config
     if isinstance(config, SwinConfig | SwinV2Config) and not found.other_windows:
         config = pin_windows(config, found.trained_size, size)
@@ -166,7 +176,7 @@ def open_model(
     built = build_model(
         config,
         size,
-        channels=found.channels if channels is None else channels,
+        channels=channels,
         classes=wanted,
         seed=seed,
         # No memory is taken for what the file replaces. timm's models have buffers, which do not
@@ -189,15 +199,12 @@ def open_model(
         raise ConfigError(f"model: {error} model=auto takes the model of the weights.") from error
     if not any(parameter.is_meta for parameter in built.parameters()):
         built = built.to(device)
+    names = found.class_names if wanted == found.classes else None
+    found = replace(found, config=config, channels=channels, classes=wanted, class_names=names)
     return OpenedModel(
+        **vars(found),
         model=built.eval(),
-        config=config,
         image_size=size,
-        trained_size=found.trained_size,
-        channels=found.channels if channels is None else channels,
-        classes=wanted,
-        class_names=found.class_names if wanted == found.classes else None,
-        known=found.known,
         path=stored.path,
         tensors=fitting.tensors,
         report=_report(stored, fitting, found.assumed),
@@ -205,6 +212,20 @@ def open_model(
         weights="ema" if stored.averaged else "raw",
         record=stored.record,
     )
+
+
+def _two_columns(rows: Iterable[tuple[str, str]]) -> "Table":
+    """Words and sentences for a terminal; a word that is repeated is shown once."""
+    from rich.table import Table
+
+    result = Table.grid(padding=(0, 2))
+    result.add_column()
+    result.add_column(overflow="fold")
+    previous = ""
+    for word, sentence in rows:
+        result.add_row("" if word == previous else word, plain(sentence))
+        previous = word
+    return result
 
 
 def print_notes(lines: Iterable[str]) -> None:
@@ -249,7 +270,7 @@ def _report(stored: StoredWeights, fitting: Fitting, assumed: tuple[str, ...]) -
         resized=fitting.resized,
         new=fitting.new,
         ignored=stored.converted.ignored | fitting.ignored,
-        left=stored.left or {},
+        left=stored.left,
         assumed=assumed,
         integrity=stored.integrity,
         warnings=tuple(fitting.warnings),

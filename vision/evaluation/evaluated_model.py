@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from vision.checkpoints.open import OpenedModel, open_model
-from vision.config import ConfigError, suggest
+from vision.config import ConfigError, shorten, suggest
 from vision.data.configs import DataConfig, FolderConfig
 from vision.data.preprocess import Preprocess, resolve_preprocess
 from vision.data.sources.build_source import build_source, describe
-from vision.data.sources.folder import shorten
 from vision.data.sources.source import Source
 from vision.data.sources.table import with_saved_split
-from vision.data.sources.wordnet import imagenet_synsets, readable_names
 from vision.evaluation.configs import HUBS, EvalConfig
 from vision.evaluation.evaluate import Predictions
 from vision.evaluation.neighbours import NeighboursAccuracy
@@ -66,12 +64,8 @@ def open_evaluated_model(place: str, config: EvalConfig, device: torch.device) -
         device=device,
     )
     data = config.data or own_data(opened)
-    if opened.classes == 0 and not config.neighbours:
-        raise ConfigError(
-            f"checkpoint: {opened.path} has no head and cannot predict classes. Evaluate its "
-            "features by their nearest neighbours with neighbours=20, or train a head: python "
-            f"train.py recipe=probe model=auto init={opened.path} data=…"
-        )
+    if not config.neighbours:
+        opened.check_head()
     preprocess = resolve_preprocess(
         config.preprocess, opened.image_size, opened.channels, opened.known
     )
@@ -97,7 +91,7 @@ def open_evaluated_model(place: str, config: EvalConfig, device: torch.device) -
 
 def own_data(opened: OpenedModel) -> DataConfig:
     """The data of the run; for a folder, with the split that is stored with the run."""
-    data = None if opened.record is None else opened.record.data
+    data = None if opened.record is None else opened.record.config.data
     if data is None:
         raise ConfigError(
             f"checkpoint: {opened.path} is not of a run of this project and does not specify its "
@@ -125,9 +119,9 @@ def class_names(
     if not opened.classes:
         names = spec.classes or tuple(str(i) for i in range(spec.number_of_classes))
         return names, "no head: classes are those of the nearest training images (k-NN)"
-    if opened.classes == 1000:
+    if opened.names is not None:
         note = "1,000 classes without names: assumed to be those of ImageNet in the usual order"
-        return readable_names(imagenet_synsets()), note
+        return opened.names, note
     if spec.classes is not None and len(spec.classes) == opened.classes:
         return spec.classes, (
             "classes without names: assumed to be those of the data in the same order "

@@ -7,8 +7,9 @@ from pydantic import BeforeValidator, Field
 
 from vision.checkpoints.configs import SizedConfig
 from vision.config import PositiveInt, several
+from vision.data.configs import Text
 
-Places = Annotated[tuple[str, ...], BeforeValidator(several)]
+Places = Annotated[tuple[Text, ...], BeforeValidator(several)]
 """One path or several."""
 
 Device = Literal["auto", "cpu", "cuda", "mps"]

@@ -15,10 +15,9 @@ from torch import Tensor
 from vision.checkpoints.configs import WhichWeights
 from vision.checkpoints.load_report import LoadReport
 from vision.checkpoints.open import OpenedModel, open_model
-from vision.config import ConfigError, Size
+from vision.config import Size
 from vision.data.images.decode import Pixels
 from vision.data.preprocess import Preprocess, input_batch, input_pixels
-from vision.data.sources.wordnet import imagenet_synsets, readable_names
 from vision.models.configs import ModelChoice
 from vision.models.layers import Classifier, static_bias
 
@@ -98,7 +97,7 @@ class Loaded:
         self, images: ImageInput | ImageInputs, top: int = 5, batch_size: int = 32
     ) -> Prediction | list[Prediction]:
         """The most probable classes of an image, or of each image of a list."""
-        check_head(self)
+        self.opened.check_head()
         listed = images if isinstance(images, list | tuple) else [images]
         found = predictions(self._run(self.model, listed, batch_size), self.classes, top)
         return found if isinstance(images, list | tuple) else found[0]
@@ -159,19 +158,5 @@ def load(
         device=device,
         **given,
     )
-    names = opened.class_names or tuple(f"class {number}" for number in range(opened.classes))
-    if opened.class_names is None and opened.classes == 1000:
-        names = readable_names(imagenet_synsets())
+    names = opened.names or tuple(f"class {number}" for number in range(opened.classes))
     return Loaded(opened, opened.preprocess, names)
-
-
-def check_head(loaded: Loaded) -> None:
-    """Raise a ConfigError for a model without a head."""
-    if loaded.classes:
-        return
-    raise ConfigError(
-        f"checkpoint: {loaded.source} has no head and cannot predict classes. Train a head: python "
-        f"train.py recipe=probe model=auto init={loaded.source} data=…; evaluate the features by "
-        f"their neighbours: python eval.py checkpoint={loaded.source} neighbours=20 data=…; or "
-        "use them in Python: vision.load(…).features(images)."
-    )

@@ -19,7 +19,7 @@ from vision.config import ConfigError
 from vision.data.images.decode import Pixels, UnreadableImageError
 from vision.data.sources.folder import SUFFIXES
 from vision.inference.configs import PredictConfig
-from vision.inference.load import Loaded, Prediction, check_head, predictions
+from vision.inference.load import Loaded, Prediction, predictions
 from vision.models.layers import static_bias
 from vision.terminal import plain, print_wide, tracked
 
@@ -109,7 +109,7 @@ def _read(loaded: Loaded, path: Path) -> Pixels | str:
 
 def run(loaded: Loaded, config: PredictConfig) -> int:
     """Predict all images and print or write the results; returns 1 if some could not be read."""
-    check_head(loaded)
+    loaded.opened.check_head()
     files = find_images(config.images)
     kind = config.format
     if kind == "auto":
@@ -146,14 +146,13 @@ def run(loaded: Loaded, config: PredictConfig) -> int:
 
 def _save_attention(loaded: Loaded, path: Path) -> None:
     """Save a figure of the attention and its caption beside the image."""
-    from vision.inspection.capture.captured import CaptureError
+    from vision.inspection.explain import settings_error
     from vision.inspection.figures.sheet import show_attention
 
     try:
-        drawing = show_attention(loaded, path)
+        with settings_error("attention=true"):
+            drawing = show_attention(loaded, path)
         drawing.save(path.with_name(f"{path.stem}{ATTENTION}"))
-    except (CaptureError, ValueError) as error:
-        raise ConfigError(f"attention=true: {error}") from error
     except OSError as error:
         raise ConfigError(f"attention=true: {path.parent}: {error.strerror or error}") from error
 
@@ -196,26 +195,18 @@ def write_csv(files: Iterable[PredictedFile], target: TextIO, top: int) -> None:
 
 def table(files: Sequence[PredictedFile]) -> "Table":
     """A table for a terminal: the most probable classes of every image with bars."""
-    from rich.table import Table
+    from rich.bar import Bar
+    from rich.table import Column, Table
 
-    result = Table()
-    result.add_column("image", overflow="fold")
-    result.add_column("class")
-    result.add_column("probability", justify="right")
-    result.add_column("")
+    folded, right = Column("image", overflow="fold"), Column("probability", justify="right")
+    result = Table(folded, "class", right, "")
     for file in files:
         assert file.prediction is not None
         for rank, (label, probability) in enumerate(file.prediction.top):
             name = str(file.path) if rank == 0 else ""
             style = "bold" if rank == 0 else "dim"
             share = f"{100 * probability:.1f} %"
-            result.add_row(plain(name), plain(label), share, share_bar(probability), style=style)
+            bar = Bar(1, 0, probability, width=20)
+            result.add_row(plain(name), plain(label), share, bar, style=style)
         result.add_section()
     return result
-
-
-def share_bar(share: float, width: int = 20) -> str:
-    """A bar with a resolution of an eighth of a character."""
-    eighths = round(share * width * 8)
-    full, rest = divmod(eighths, 8)
-    return "█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")

@@ -5,22 +5,21 @@ All figures are drawn from this record.
 Axes: b batch · k classes to explain · y, x rows and columns of cells.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor, nn
 
 from vision.config import ConfigError, suggest
 from vision.data.images.decode import Pixels
-from vision.data.preprocess import Preprocess, input_batch, input_pixels
-from vision.data.sources.source import StoredImage
+from vision.data.preprocess import Preprocess, input_batch
 from vision.inspection.capture.capture import Passes
-from vision.inspection.capture.captured import Captured
+from vision.inspection.capture.captured import Captured, CaptureError
 from vision.inspection.methods.attribution import Maps, attribute, methods_of
 from vision.inspection.methods.rollout import Query
 from vision.inspection.methods.spec import METHODS, MethodChoice, parse_method
@@ -92,9 +91,17 @@ class Explanation:
         return [heatmap for heatmap in self.heatmaps if str(heatmap.choice) == str(choice)]
 
 
-def shown_pixels(subject: Subject, image: StoredImage | Image.Image, name: str) -> Pixels:
-    """An image (a file's bytes, an image or an array) as the model sees it, not normalised."""
-    return input_pixels(image, name, subject.preprocess)
+@contextmanager
+def settings_error(where: str) -> Iterator[None]:
+    """A model without attention, or a layer, token or cell that does not exist, as a mistake in the
+    settings.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (CaptureError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def as_batch(subject: Subject, pixels: Sequence[Pixels]) -> Tensor:
@@ -206,10 +213,8 @@ def _maps(
     captured: Captured, choice: MethodChoice, target: Tensor | None, query: Query | None
 ) -> Maps:
     asked = query if choice.spec.query else None
-    try:
+    with settings_error(str(choice)):
         return attribute(captured, None, choice.name, target=target, query=asked, **choice.options)
-    except ValueError as error:  # a layer, a head or a token that does not exist
-        raise ConfigError(f"{choice}: {error}") from error
 
 
 def _heatmaps(

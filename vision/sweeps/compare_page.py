@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from vision.config import ConfigError
-from vision.evaluation.report.self_contained import self_contained
+from vision.inspection.explorer.self_contained import self_contained
 from vision.sweeps.compare import Comparison, RunGroup
 from vision.sweeps.compare_report import SHARES, caption, setting_text
 from vision.sweeps.configs import Direction

@@ -80,7 +80,7 @@ def test_torch_file_with_objects_gives_every_tensor_and_plain_data(
     }
     raw = read_raw(save(content, tmp_path / "last.pth.tar", zipped))
 
-    assert raw.container == ("torch" if zipped else "torch_legacy")
+    assert not raw.own
     for name, tensor in model.state_dict().items():
         assert same_bits(raw.tensors[f"state_dict.{name}"], tensor)
     for index, state in optimizer.state_dict()["state"].items():
@@ -190,7 +190,7 @@ def test_safetensors_file_of_every_type_is_read(tmp_path: Path) -> None:
     tensors = {str(kind): numbers.to(kind) for kind in types} | {"empty": torch.empty(0, 2)}
     safetensors.torch.save_file(tensors, tmp_path / "x.safetensors", metadata={"format": "pt"})
     raw = read_raw(tmp_path / "x.safetensors")
-    assert raw.container == "safetensors" and raw.extra == {"metadata": {"format": "pt"}}
+    assert raw.extra == {"metadata": {"format": "pt"}}
     assert raw.tensors.keys() == tensors.keys()
     assert all(same_bits(raw.tensors[name], tensor) for name, tensor in tensors.items())
 
@@ -217,7 +217,7 @@ def test_npz_file_is_read_with_names_kept(tmp_path: Path, write: Any) -> None:
     }
     write(tmp_path / "vit.npz", **arrays)
     raw = read_raw(tmp_path / "vit.npz")
-    assert raw.container == "npz" and raw.tensors.keys() == arrays.keys()
+    assert raw.tensors.keys() == arrays.keys()
     for name, array in arrays.items():
         expected = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("=")))
         assert same_bits(raw.tensors[name], torch.from_numpy(expected.reshape(array.shape))), name
@@ -244,7 +244,7 @@ def test_hub_folder_in_shards_gives_every_tensor_and_both_configs(tmp_path: Path
     assert len(shards) > 2
     raw = read_raw(tmp_path)
     expected = {k: v for s in shards for k, v in safetensors.torch.load_file(s).items()}
-    assert raw.container == "sharded" and raw.tensors.keys() == expected.keys()
+    assert raw.tensors.keys() == expected.keys()
     assert all(same_bits(raw.tensors[name], tensor) for name, tensor in expected.items())
     assert raw.extra["config"]["hidden_size"] == 32
     assert raw.extra["preprocessor"] == {"image_mean": [0.5, 0.5, 0.5]}
@@ -282,7 +282,7 @@ def test_run_folder_gives_the_best_checkpoint_and_else_the_newest(tmp_path: Path
         path = folder / f"step_{step:08d}.safetensors"
         write_checkpoint(path, {"model.weight": torch.full((2,), float(step))}, record)
     raw = read_raw(tmp_path)
-    assert raw.container == "vision" and raw.path.name == "step_00000002.safetensors"
+    assert raw.own and raw.path.name == "step_00000002.safetensors"
     assert raw.extra["config"] == {}
     assert raw.tensors["model.weight"].tolist() == [2.0, 2.0]
     (folder / "step_00000001.safetensors").rename(folder / "best.safetensors")

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchvision.models.vision_transformer import interpolate_embeddings
 from transformers.models.vit.modeling_vit import ViTEmbeddings
 
-from vision.checkpoints.fit.resize import resize_positions
+from vision.checkpoints.fit.tensors import resize_positions
 from vision.checkpoints.layouts.recognise import Layout, resizing
 
 OLD, NEW, WIDTH = 6, 9, 8

@@ -73,8 +73,8 @@ def test_record_of_a_run_of_every_model_is_read(tmp_path: Path, model: str) -> N
     record, _ = opened(path)
     raw = read_record(path)
     assert record.model.model_dump(mode="json") == raw["config"]["model"]
-    assert isinstance(record.data, ShapesConfig) and record.data.train_samples == 40
-    assert record.tune == TuneRecord(kind="all")
+    assert isinstance(record.config.data, ShapesConfig) and record.config.data.train_samples == 40
+    assert record.config.tune == TuneRecord(kind="all")
     assert record.step == 2 and record.preprocess.image_size == (16, 16)
     assert list(record.classes) == raw["classes"] and record.classes
     assert list(record.preprocess.mean) == raw["preprocess"]["mean"]
@@ -89,13 +89,13 @@ def test_record_of_a_run_of_every_way_of_tuning_is_read(tmp_path: Path, tune: st
     config = tuned_config(tmp_path / "tuned", pretrained, *TUNED[tune], "duration=2steps")
     assert train(config, "x") == 0
     record, _ = opened(latest(tmp_path / "tuned" / "run" / "checkpoints")[0])
-    assert record.tune.kind == config.tune.kind
+    assert record.config.tune.kind == config.tune.kind
     assert record.model.kind == "vit"  # of the weights: the config says auto
     assert record.load_report is not None and record.load_report["layout"] == "vision"
-    if isinstance(record.tune, LoraRecord):
+    if isinstance(record.config.tune, LoraRecord):
         assert isinstance(config.tune, TuneLoraConfig)
-        assert record.tune.alpha == config.tune.alpha
-        assert record.tune.targets == config.tune.targets
+        assert record.config.tune.alpha == config.tune.alpha
+        assert record.config.tune.targets == config.tune.targets
 
 
 def test_ways_of_tuning_in_the_record_are_those_of_training() -> None:
@@ -115,7 +115,11 @@ def test_record_of_a_converted_file_is_read(tmp_path: Path) -> None:
     torch.save(theirs.state_dict(), tmp_path / "model.pth")
     convert(tmp_path / "model.pth", "vision", tmp_path / "own.safetensors", heads=3)
     record, _ = opened(tmp_path / "own.safetensors")
-    assert record.data is None and record.tune == TuneRecord(kind="all") and record.step == 0
+    assert (
+        record.config.data is None
+        and record.config.tune == TuneRecord(kind="all")
+        and record.step == 0
+    )
     assert record.model.kind == "vit" and len(record.classes) == 1000
 
 

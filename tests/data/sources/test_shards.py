@@ -125,6 +125,26 @@ def test_shards_with_hostile_names_and_links_never_touch_the_disk(tmp_path: Path
     assert sorted(p for p in tmp_path.rglob("*") if not p.name.startswith("index-")) == before
 
 
+def test_shards_indexed_when_samples_without_an_image_were_left_out_are_indexed_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_shards(tmp_path, "train", 1, 3)
+    monkeypatch.setattr(shard_index, "_FORMAT", 1)
+    build_source(shards_config(tmp_path), "train")
+    monkeypatch.undo()
+    scanned = []
+    scan = shard_index._scan
+    monkeypatch.setattr(shard_index, "_scan", lambda *a: scanned.append(a) or scan(*a))
+    build_source(shards_config(tmp_path), "train")
+    assert len(scanned) == 1
+
+
+def test_shards_with_members_that_describe_the_shard_are_read(tmp_path: Path) -> None:
+    members = {"__shard__.json": b"{}", "a.png": image_bytes(3), "a.cls": b"0"}
+    make_tar(tmp_path / "train-0.tar", members)
+    assert len(build_source(shards_config(tmp_path), "train")) == 1
+
+
 def test_shards_with_long_and_unusual_names_are_read(tmp_path: Path) -> None:
     long = "a" * 150 + "/" + "ü" * 60 + "/x"
     make_tar(
@@ -162,6 +182,16 @@ def test_expand_braces_and_wildcards_give_the_files(tmp_path: Path) -> None:
         ({"a.png": b"x"}, ConfigError, r"the sample 'a' of .*train-0\.tar has no label"),
         ({"a.png": b"x", "a.jpg": b"y", "a.cls": b"0"}, ConfigError, "several images"),
         ({"a.txt": b"x"}, ConfigError, "no images in the shards"),
+        (
+            {"a.png": b"x", "a.cls": b"0", "b.heic": b"x", "b.cls": b"1"},
+            ConfigError,
+            r"the sample 'b' of .*train-0\.tar has a label but no image.*b\.heic.*\.jpg",
+        ),
+        (
+            {"a.png": b"x", "a.cls": b"0", "b.json": b"{}"},
+            ConfigError,
+            r"the sample 'b' of .*train-0\.tar has a label but no image",
+        ),
     ],
 )
 def test_shards_with_incomplete_samples_are_refused(

@@ -18,9 +18,21 @@ from vision.data.sources.folder import FolderSource
 from vision.data.sources.packed import PackedStrings
 from vision.data.sources.source import ArraySource, Source
 from vision.data.tools.configs import PrepareConfig
-from vision.data.tools.prepare import Settings, prepare, prepare_split, verify
+from vision.data.tools.prepare import prepare, prepare_split, verify
 
-KEEP = Settings(short_side=None, image_format="png", quality=90, shard_size=1)
+
+def settings(output: Path, **changed: object) -> PrepareConfig:
+    """Settings that keep every image, for a source that is built elsewhere."""
+    values: dict[str, object] = {
+        "data": data_config("folder", root="unused"),
+        "output": output,
+        "short_side": None,
+        "image_format": "png",
+        "quality": 90,
+        "shard_size": 1,
+        "workers": 0,
+    }
+    return PrepareConfig(**values | changed)
 
 
 def noise(number: int, size: tuple[int, int] = (40, 30)) -> ArraySource:
@@ -41,7 +53,7 @@ def by_key(source: Source) -> list[int]:
 
 def test_prepare_arrays_as_png_gives_the_same_pixels_and_labels(tmp_path: Path) -> None:
     original = noise(20)
-    prepared = prepare_split(original, "train", tmp_path, KEEP)
+    prepared = prepare_split(original, "train", settings(tmp_path))
     assert prepared.count == 20
     config = data_config("webdataset", root=str(tmp_path))
     source = build_source(config, "train")
@@ -55,7 +67,7 @@ def test_prepare_arrays_as_png_gives_the_same_pixels_and_labels(tmp_path: Path) 
 def test_prepare_grey_images_stay_grey(tmp_path: Path) -> None:
     images = np.arange(5 * 8 * 8, dtype=np.uint8).reshape(5, 8, 8, 1)
     grey = ArraySource(np.zeros(5, dtype=np.int64), ("x",), 1, "grey", images)
-    prepare_split(grey, "train", tmp_path, KEEP)
+    prepare_split(grey, "train", settings(tmp_path))
     config = data_config("webdataset", root=str(tmp_path))
     source = build_source(config, "train")
     assert source.channels == describe(config).channels == 1
@@ -74,7 +86,9 @@ def test_prepare_large_files_are_shrunk_as_pillow_does_and_small_ones_kept(tmp_p
     paths = PackedStrings(["x/0.png", "x/1.bmp"])
     labels = np.zeros(2, dtype=np.int64)
     source = FolderSource(labels, ("x",), 3, tmp_path / "files", paths)
-    prepare_split(source, "train", tmp_path / "out", Settings(32, "jpeg", 95, 1))
+    prepare_split(
+        source, "train", settings(tmp_path / "out", short_side=32, image_format="jpeg", quality=95)
+    )
     result = build_source(data_config("webdataset", root=str(tmp_path / "out")), "train")
     shrunk, kept = (result.read(i) for i in by_key(result))
     assert kept == (files / "1.bmp").read_bytes()
@@ -100,13 +114,13 @@ def fragile(index):
         os.kill(os.getpid(), signal.SIGKILL)
     return read(index)
 source.read = fragile
-prepare_split(source, "train", Path({output!r}), test_prepare.KEEP)
+prepare_split(source, "train", test_prepare.settings(Path({output!r})))
 """
 
 
 def test_prepare_killed_twice_and_run_again_gives_identical_bytes(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    prepare_split(noise(130, (120, 100)), "train", whole, KEEP)
+    prepare_split(noise(130, (120, 100)), "train", settings(whole))
     assert len(list(whole.glob("train-*.tar"))) > 3
     for limit in (40, 45):
         code = SCRIPT.format(path=sys.path, output=str(broken), limit=limit)
@@ -115,51 +129,44 @@ def test_prepare_killed_twice_and_run_again_gives_identical_bytes(tmp_path: Path
     done = len(list(broken.glob("train-*.tar")))
     assert 1 <= done < len(list(whole.glob("train-*.tar")))
     stamps = {p: p.stat().st_mtime_ns for p in broken.glob("train-*.tar")}
-    prepare_split(noise(130, (120, 100)), "train", broken, KEEP)
+    prepare_split(noise(130, (120, 100)), "train", settings(broken))
     assert checksums(broken) == checksums(whole)
     assert all(p.stat().st_mtime_ns == stamp for p, stamp in stamps.items())  # none written again
 
 
 def test_prepare_with_workers_gives_identical_bytes(tmp_path: Path) -> None:
     for workers in (0, 2):
-        prepare_split(noise(70), "train", tmp_path / str(workers), KEEP, workers=workers)
+        prepare_split(noise(70), "train", settings(tmp_path / str(workers), workers=workers))
     assert checksums(tmp_path / "0") == checksums(tmp_path / "2")
 
 
 def test_prepare_again_with_other_settings_or_images_is_refused(tmp_path: Path) -> None:
-    prepare_split(noise(10), "train", tmp_path, KEEP)
+    prepare_split(noise(10), "train", settings(tmp_path))
     before = checksums(tmp_path)
     with pytest.raises(ConfigError, match="quality was 90, is 50"):
-        prepare_split(noise(10), "train", tmp_path, Settings(None, "png", 50, 1))
+        prepare_split(noise(10), "train", settings(tmp_path, quality=50))
     with pytest.raises(ConfigError, match="other images"):
-        prepare_split(noise(11), "train", tmp_path, KEEP)
+        prepare_split(noise(11), "train", settings(tmp_path))
     assert checksums(tmp_path) == before
     (tmp_path / "val-000000.tar").write_bytes(b"something of the user's")
     with pytest.raises(ConfigError, match=r"val-000000\.tar exists already"):
-        prepare_split(noise(10), "val", tmp_path, KEEP)
+        prepare_split(noise(10), "val", settings(tmp_path))
 
 
 def test_prepare_damaged_shard_is_found_by_its_checksum(tmp_path: Path) -> None:
-    prepared = prepare_split(noise(10), "train", tmp_path, KEEP)
+    prepared = prepare_split(noise(10), "train", settings(tmp_path))
     verify(tmp_path, prepared)
     path = tmp_path / "train-000000.tar"
     content = bytearray(path.read_bytes())
     content[700] ^= 1
     path.write_bytes(content)
     with pytest.raises(OSError, match=r"train-000000\.tar is damaged"):
-        prepare_split(noise(10), "train", tmp_path, KEEP)
+        prepare_split(noise(10), "train", settings(tmp_path))
 
 
 def prepare_config(root: Path, output: Path, **data: object) -> PrepareConfig:
-    return PrepareConfig(
-        data=data_config("folder", root=str(root), val_fraction=0.25, **data),
-        output=output,
-        short_side=None,
-        image_format="jpeg",
-        quality=90,
-        shard_size=1,
-        workers=0,
-    )
+    folder = data_config("folder", root=str(root), val_fraction=0.25, **data)
+    return settings(output, data=folder, image_format="jpeg")
 
 
 def test_prepare_whole_data_set_writes_every_split(tmp_path: Path) -> None:
@@ -192,6 +199,6 @@ def test_prepare_unreadable_images_stop_or_are_skipped_as_configured(tmp_path: P
 
 
 def test_prepare_finished_leaves_nothing_half_done_behind(tmp_path: Path) -> None:
-    prepare_split(noise(4), "train", tmp_path, KEEP)
+    prepare_split(noise(4), "train", settings(tmp_path))
     names = {path.name for path in tmp_path.iterdir() if not path.name.startswith("index-")}
     assert names == {"train-000000.tar", "dataset.json"}

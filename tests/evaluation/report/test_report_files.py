@@ -24,7 +24,8 @@ from vision.evaluation.report.eval_report import (
     short_names,
     tables,
 )
-from vision.evaluation.report.report_files import data_url, page
+from vision.evaluation.report.report_files import page
+from vision.inspection.explorer.self_contained import data_url
 from vision.terminal import print_wide
 
 HOSTILE = '</script><img src=x onerror="document.title=1">'
@@ -69,7 +70,9 @@ def made_up(
                     "predicted": mistake.predicted,
                     "confidence": mistake.confidence,
                     "own": mistake.own,
-                    "image": data_url(Image.new("RGB", (32, 32), (mistake.label % 255, 90, 9))),
+                    "image": data_url(
+                        Image.new("RGB", (32, 32), (mistake.label % 255, 90, 9)), 192, 64
+                    ),
                 }
                 for mistake in confident_mistakes(logits, labels, 24)
             ]

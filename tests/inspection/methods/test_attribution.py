@@ -46,7 +46,7 @@ def test_every_method_of_every_model_gives_a_map_or_says_why_not(name: str) -> N
             total = maps.values.sum(dim=(1, 2)) + sum(maps.prefix.values())
             if method != "attention":  # padding takes its share where a library lets it
                 assert torch.allclose(total, torch.ones(()), atol=1e-4)
-        assert maps.to_pixels().shape == (2, *captured.image_size)
+        assert maps.to_pixels().shape == (2, *captured.layout.image_size)
         assert (maps.targets is not None) == METHODS[method].for_class
 
 

@@ -55,8 +55,8 @@ def test_cached_probe_has_the_losses_of_a_frozen_model(
 
 def test_stored_features_are_what_the_head_of_the_model_is_given(computed: Path) -> None:
     stored = open_model(computed / "run", weights="raw")
-    assert stored.record is not None and stored.record.data is not None
-    source = build_source(stored.record.data, "train")
+    assert stored.record is not None and stored.record.config.data is not None
+    source = build_source(stored.record.config.data, "train")
     pipeline = Pipeline(source, stored.preprocess, None, 0, 10**6, "raise")
     config = tuned_config(computed, "nowhere").loader
     batches = list(evaluation_batches(Loader(pipeline, config, 0), 7))

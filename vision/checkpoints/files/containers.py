@@ -8,7 +8,7 @@ that is taken off.
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -52,10 +52,10 @@ _CHUNKED = re.compile(r"((?:^|\.)blocks\.)\d+\.(\d+\.)")
 class Weights:
     """The weights of one model, by the names that its program gave them."""
 
-    tensors: dict[str, Tensor]
-    path_taken: tuple[str, ...]
+    tensors: Mapping[str, Tensor]
+    path_taken: tuple[str, ...] = ()
     """What was unwrapped, from the outside in, such as "state_dict_ema" and "module."."""
-    left: dict[str, int]
+    left: Mapping[str, int] = field(default_factory=dict)
     """The other parts of the file, and the number of tensors in each."""
 
 

@@ -27,9 +27,8 @@ from vision.checkpoints.files.safetensors_file import read_entries
 from vision.checkpoints.files.torch_file import read_torch_legacy, read_torch_zip
 from vision.checkpoints.native.checkpoint import read_checkpoint
 from vision.checkpoints.native.checkpoint_folder import BEST, latest
-from vision.checkpoints.native.header import MARK, open_checkpoint, unreadable
+from vision.checkpoints.native.header import MARK, open_checkpoint
 
-Container = Literal["vision", "safetensors", "torch", "torch_legacy", "npz", "sharded"]
 Integrity = Literal["checksums match", "no checksums in this format", "no checksums were written"]
 """Whether a file's bytes are known to be those that were written; from the best to the worst."""
 _SUFFIXES = {".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".npz"}
@@ -45,8 +44,9 @@ class Raw(Content):
 
     path: Path
     """The file; of several shards the index."""
-    container: Container
     integrity: Integrity
+    own: bool = False
+    """Whether it is a checkpoint of this project."""
 
 
 def read_raw(place: Path) -> Raw:
@@ -93,17 +93,13 @@ def _is_finite(tensor: Tensor) -> bool:
 
 def _read_file(path: Path) -> Raw:
     try:
-        with path.open("rb") as file:
+        with open_checkpoint(path) as file:
             size = os.fstat(file.fileno()).st_size
             start = file.read(_START)
             file.seek(0)
             return _read_open(path, file, size, start)
     except MalformedError as error:
         raise CheckpointError(f"{path} is not read: {error}.") from error
-    except CheckpointError:
-        raise
-    except OSError as error:
-        raise unreadable(path, error) from error
     except MemoryError as error:
         raise CheckpointError(f"{path} is not read: it needs more memory than there is.") from error
 
@@ -113,19 +109,18 @@ def _read_open(path: Path, file: BufferedReader, size: int, start: bytes) -> Raw
     if start[8 : 8 + len(MARK)] == MARK:
         tensors, record = read_checkpoint(path, prefix=WEIGHTS)
         checked: Integrity = "checksums match"
-        return Raw(path=path, container="vision", tensors=tensors, extra=record, integrity=checked)
+        return Raw(path=path, tensors=tensors, extra=record, integrity=checked, own=True)
     if start.startswith(b"PK\x03\x04"):
         return _read_archive(path, file, size)
     unchecked: Integrity = "no checksums in this format"
     if start[:1] == b"\x80" and start[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         content = read_torch_legacy(path, file, size)
-        return Raw(path=path, container="torch_legacy", integrity=unchecked, **vars(content))
+        return Raw(path=path, integrity=unchecked, **vars(content))
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < 2**48:
         entries, metadata, first = read_entries(file, size)
         memory = map_file(path, size)
         return Raw(
             path=path,
-            container="safetensors",
             tensors={
                 name: mapped_tensor(memory, first + e.start, STORED_DTYPES[e.dtype], e.shape)
                 for name, e in entries.items()
@@ -144,9 +139,8 @@ def _read_archive(path: Path, file: BufferedReader, size: int) -> Raw:
     programs = {"constants.pkl", "code", "archive_format"}
     if not arrays and ("data.pkl" not in roots or roots & programs):
         raise CheckpointError(f"{path} {archive_refusal(set(members))}")
-    container: Container = "npz" if arrays else "torch"
     content = (read_npz if arrays else read_torch_zip)(path, file, size, members)
-    raw = Raw(path=path, container=container, integrity="checksums match", **vars(content))
+    raw = Raw(path=path, integrity="checksums match", **vars(content))
     if all(member.crc is not None for member in members.values()):
         return raw
     note = (
@@ -167,7 +161,7 @@ def _read_index(path: Path) -> Raw:
         raise CheckpointError(f"{path} names a shard outside its own folder; refused.")
     if missing := [name for name in names if not (path.parent / name).is_file()]:
         raise CheckpointError(f"{path} needs {', '.join(missing)} in the same folder; download it.")
-    joined = Raw(path=path, container="sharded", tensors={}, integrity="checksums match")
+    joined = Raw(path=path, tensors={}, integrity="checksums match")
     for name in names:
         raw = _read_file(path.parent / name)
         if twice := raw.tensors.keys() & joined.tensors.keys():

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.files.reading import nonfinite
-from vision.checkpoints.fit.resize import PositionMethod
 from vision.checkpoints.fit.stored_windows import stored_offsets
 from vision.checkpoints.fit.tensors import Fitting, NewHead, fit_head, fit_swin, fit_vit
 from vision.checkpoints.fit.timm_weights import fit_timm
-from vision.checkpoints.layouts.recognise import resizing
+from vision.checkpoints.layouts.recognise import PositionMethod, resizing
 from vision.checkpoints.metadata import StoredWeights
+from vision.config import shorten
 from vision.models.configs import SwinV2Config
 from vision.models.layers import Classifier, Grid
 from vision.models.positions.relative import WindowMethod
@@ -30,8 +30,6 @@ from vision.models.vit import ViT
 
 ATTENDED = ("torchvision Swin", "Hugging Face", "mmpretrain")
 """Layouts of projects in which padding of a Swin takes part in attention."""
-_NAMED = 5
-"""Names of a kind that an error lists."""
 Positions = PositionMethod | Literal["auto"]
 """How a table of positions is resized; auto: as the project does whose layout the weights have."""
 Windows = WindowMethod | Literal["auto"]
@@ -113,14 +111,14 @@ def _check(wanted: Mapping[str, Tensor], stored: StoredWeights, fitting: Fitting
     problems = []
     if unexpected:
         names = [f"'{name}'{_near(name, missing)}" for name in unexpected]
-        problems.append(f"{_count(unexpected)} that the model does not have: {_some(names)}")
+        problems.append(f"{_count(unexpected)} that the model does not have: {shorten(names)}")
     if missing:
         problems.append(
             f"{_count(missing)} of the model that are not in the file: "
-            f"{_some([repr(name) for name in missing])}"
+            f"{shorten([repr(name) for name in missing])}"
         )
     if shapes:
-        problems.append(f"{_count(shapes)} of another shape: {_some(shapes)}")
+        problems.append(f"{_count(shapes)} of another shape: {shorten(shapes)}")
     if problems:
         raise CheckpointError(
             f"the weights do not fit the model. There are {'; and '.join(problems)}. "
@@ -129,7 +127,7 @@ def _check(wanted: Mapping[str, Tensor], stored: StoredWeights, fitting: Fitting
     bad = nonfinite(found)
     if bad:
         names = [f"'{name}'" for name in bad]
-        raise CheckpointError(f"NaN or infinity in {_count(bad)}: {_some(names)}.")
+        raise CheckpointError(f"NaN or infinity in {_count(bad)}: {shorten(names)}.")
 
 
 def remedy(stored: StoredWeights) -> str:
@@ -195,7 +193,9 @@ def _assign(
     modules = dict(model.named_modules(remove_duplicate=False))
     empty = [name for name, own in values.items() if own.is_meta]
     if missing := [name for name in empty if name not in tensors]:
-        raise ValueError(f"a model on the meta device has no values for {_some(sorted(missing))}.")
+        raise ValueError(
+            f"a model on the meta device has no values for {shorten(sorted(missing))}."
+        )
     with torch.no_grad():
         for name, own in values.items():
             if name not in tensors:
@@ -230,9 +230,3 @@ def _near(name: str, missing: list[str]) -> str:
 
 def _count(items: list[str]) -> str:
     return f"{len(items)} tensor{'' if len(items) == 1 else 's'}"
-
-
-def _some(items: list[str]) -> str:
-    return ", ".join(items[:_NAMED]) + (
-        f" and {len(items) - _NAMED} more" if items[_NAMED:] else ""
-    )

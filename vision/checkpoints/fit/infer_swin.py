@@ -17,11 +17,10 @@ from vision.checkpoints.layouts.rules import (
     count,
     mlp_ratio,
     need,
-    square,
     stem_shape,
 )
 from vision.checkpoints.metadata import StoredWeights
-from vision.config import Config, ConfigError, Size, pair, parse
+from vision.config import Config, ConfigError, Size, pair, parse, square
 from vision.models.configs import Window, per_stage
 from vision.models.layers import Grid, ceil_div
 from vision.models.windows import clip_windows, stage_grids

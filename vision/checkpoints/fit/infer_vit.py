@@ -13,11 +13,10 @@ from vision.checkpoints.layouts.rules import (
     gated_mlp,
     mlp_ratio,
     need,
-    square,
     stem_shape,
 )
 from vision.checkpoints.metadata import StoredWeights
-from vision.config import ConfigError
+from vision.config import ConfigError, square
 from vision.models.layers import Grid, ceil_div
 
 PLAIN = {

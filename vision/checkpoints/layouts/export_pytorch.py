@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from vision.checkpoints.layouts import official, rules, torchvision
+from vision.checkpoints.layouts import rules, torchvision
 from vision.checkpoints.layouts.exporting import (
     ANY,
     PLAIN_VIT,
@@ -18,6 +18,7 @@ from vision.checkpoints.layouts.exporting import (
     window_buffers,
     without_positions,
 )
+from vision.checkpoints.layouts.timm.timm_names import OFFICIAL_SWIN
 from vision.models.configs import SwinV2Config, ViTConfig
 
 VIT: Needs = {
@@ -66,4 +67,4 @@ def official_tensors(export: Export) -> dict[str, Tensor]:
         name: buffer if buffer.ndim > 1 else buffer.view(round(len(buffer) ** 0.5), -1)
         for name, buffer in window_buffers(model).items()
     }
-    return rules.from_ours(official.SWIN, export.tensors) | buffers | shift_masks(model)
+    return rules.from_ours(OFFICIAL_SWIN, export.tensors) | buffers | shift_masks(model)

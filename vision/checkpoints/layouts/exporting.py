@@ -18,7 +18,7 @@ from vision.models.configs import (
     ViTConfig,
     per_stage,
 )
-from vision.models.layers import Classifier, Grid
+from vision.models.layers import Grid
 from vision.models.positions.added import LearnedPositions
 from vision.models.swin import Stage, Swin
 from vision.models.vit import ViT
@@ -34,11 +34,6 @@ class Export:
     opened: OpenedModel
     tensors: Mapping[str, Tensor]
     notes: list[str] = field(default_factory=list)
-
-    @property
-    def model(self) -> Classifier:
-        """The model that the weights are of."""
-        return self.opened.model
 
     def preprocess(self) -> dict[str, Any]:
         """Mean, std, interpolation and crop ratio; ImageNet's where nothing else is known."""
@@ -95,7 +90,7 @@ def check_settings(config: ViTConfig, needs: Needs, library: str, model: str) ->
 
 def swin_of(export: Export, library: str) -> tuple[Swin, SwinConfig | SwinV2Config]:
     """The model, if it is a Swin as others build it."""
-    model, config = export.model, export.opened.config
+    model, config = export.opened.model, export.opened.config
     assert isinstance(model, Swin) and isinstance(config, SwinConfig | SwinV2Config)
     if config.positions != "relative":
         refuse(library, f"a Swin has relative positions there, not positions={config.positions}")
@@ -154,7 +149,7 @@ def position_rows(export: Export, rows: int, before: int = 0) -> Tensor:
 
     Any other encoding becomes the table that it adds to the patches.
     """
-    model = export.model
+    model = export.opened.model
     assert isinstance(model, ViT)
     cells, width = model.grid[0] * model.grid[1], model.config.width
     like = export.tensors["patch_embed.proj.weight"]

@@ -3,15 +3,18 @@
 import re
 from collections.abc import Collection, Mapping
 from importlib import import_module
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.fit.resize import PositionMethod
 from vision.checkpoints.layouts.rules import Converted
 from vision.models.positions.relative import WindowMethod
 
+PositionMethod = Literal[
+    "bicubic_antialias", "bicubic", "bicubic_corners", "dino", "bilinear_corners"
+]
+"""timm · Hugging Face, DeiT, mmpretrain · torchvision · DINO and DINOv2 · Google, big_vision."""
 Layout = str
 """One of the names in `LAYOUTS`."""
 
@@ -33,7 +36,7 @@ LAYOUTS: dict[Layout, Known] = {
     "vision": Known("", "head"),
     "timm ViT": Known("timm.timm_names.vit_to_ours", "head"),
     "timm Swin": Known("timm.timm_names.swin_to_ours", "head.fc"),
-    "official Swin": Known("official.to_ours", "head", "bicubic", "bicubic"),
+    "official Swin": Known("timm.timm_names.official_to_ours", "head", "bicubic", "bicubic"),
     "DeiT": Known("meta.deit_to_ours", "head", "bicubic"),
     "DINO": Known("meta.dino_to_ours", "head", "dino"),
     "DINOv3": Known("meta.dinov3_to_ours", positions="bicubic"),

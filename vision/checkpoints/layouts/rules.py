@@ -140,7 +140,8 @@ def to_ours(
     index = _by_digits(rules)
     for name, tensor in tensors.items():
         reason = next((i.reason for i in ignored if re.fullmatch(i.pattern, name)), None)
-        found = _first(index, name) if reason is None else None
+        known = index.get(_DIGITS.sub("0", name), ()) if reason is None else ()
+        found = _first(known, name)
         if reason is not None:
             result.ignored[name] = reason
         elif found is None:
@@ -230,13 +231,9 @@ def split_bias(result: Converted, name: str, bias: Tensor, how: str) -> None:
     result.changed |= dict.fromkeys(parts, how)
 
 
-Index = dict[str, list[tuple[Rule, int, str]]]
-"""Rules by their names with all numbers alike: the rule, which part of our tensor, and the name."""
-
-
-def _by_digits(rules: Iterable[Rule]) -> Index:
-    """Rules by their names, so that few of them are tried for a tensor."""
-    index: Index = {}
+def _by_digits(rules: Iterable[Rule]) -> dict[str, list[tuple[Rule, int, str]]]:
+    """Rules by their names with all numbers alike: rule, part of our tensor, name."""
+    index: dict[str, list[tuple[Rule, int, str]]] = {}
     for rule in rules:
         for part, spelling in enumerate(_parts(rule.theirs)):
             key = _DIGITS.sub("0", _NUMBER.sub("0", spelling))
@@ -245,9 +242,9 @@ def _by_digits(rules: Iterable[Rule]) -> Index:
     return index
 
 
-def _first(index: Index, name: str) -> tuple[Rule, str, int] | None:
+def _first(known: Iterable[tuple[Rule, int, str]], name: str) -> tuple[Rule, str, int] | None:
     """The first rule for a name, our name, and which part of our tensor it is."""
-    for rule, part, spelling in index.get(_DIGITS.sub("0", name), ()):
+    for rule, part, spelling in known:
         values = _match(spelling, name)
         if values is not None:
             return rule, _fill(rule.ours, values), part
@@ -364,8 +361,3 @@ def mlp_ratio(hidden: int, width: int) -> float:
     """A ratio that gives back this number of channels when it is multiplied and rounded down."""
     ratio = hidden / width
     return ratio if int(width * ratio) == hidden else math.nextafter(ratio, math.inf)
-
-
-def square(size: Sequence[int]) -> int | list[int]:
-    """A size as settings have it: one number for two equal ones."""
-    return int(size[0]) if size[0] == size[1] else [int(side) for side in size]

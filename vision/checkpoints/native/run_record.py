@@ -71,6 +71,7 @@ class SettingsRecord(_RecordPart):
     """The settings that the run was started with. A converted file has none of these."""
 
     data: DataConfig | None = None
+    """The data that the run was trained on."""
     tune: Annotated[TuneRecord | LoraRecord, Field(discriminator="kind")] = TuneRecord(kind="all")
 
 
@@ -119,16 +120,6 @@ class RunRecord(_RecordPart):
                     f"preprocess.{name} has {count} numbers, but channels = {self.channels}."
                 )
         return self
-
-    @property
-    def data(self) -> DataConfig | None:
-        """The data that the run was trained on; None for a converted file."""
-        return self.config.data
-
-    @property
-    def tune(self) -> TuneRecord | LoraRecord:
-        """What was trained."""
-        return self.config.tune
 
 
 def run_record(record: Mapping[str, Any], path: Path) -> RunRecord:
@@ -184,8 +175,8 @@ def check_sizes(record: RunRecord, shapes: Shapes, path: Path) -> None:
             f"pixels would need tables of {numbers} numbers; at most {_LARGEST} are possible. "
             f"{OLDER}"
         )
-    if isinstance(record.tune, LoraRecord):
-        _check_additions(record.tune, shapes, path)
+    if isinstance(record.config.tune, LoraRecord):
+        _check_additions(record.config.tune, shapes, path)
 
 
 def _check_timm(record: RunRecord, config: TimmConfig, shapes: Shapes, path: Path) -> int:

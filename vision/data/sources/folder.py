@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from vision.config import ConfigError
+from vision.config import ConfigError, shorten
 from vision.data.sources.packed import PackedStrings
 from vision.data.sources.source import Source
 
@@ -124,12 +124,6 @@ def check_same_classes(
     ]
     if differences:
         raise ConfigError(f"{problem}: {'; '.join(differences)}. {advice}".rstrip())
-
-
-def shorten(names: list[str] | tuple[str, ...], limit: int = 5) -> str:
-    """Return the first few names and the number of the others."""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
 
 
 def _walk(root: Path, top: str, ignored: Counter[str]) -> list[str]:

@@ -16,13 +16,15 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from vision.config import ConfigError
-from vision.data.sources.folder import SUFFIXES, shorten, suffix_of
+from vision.config import ConfigError, shorten
+from vision.data.sources.folder import SUFFIXES, suffix_of
 from vision.data.sources.packed import PackedStrings
 from vision.files import replacing
 
-_FORMAT = 1
+_FORMAT = 2
 """Version of the file's layout; files of another version are written anew."""
+LABELS = (".cls", ".json")
+"""Suffixes of the members that hold a label."""
 _ARRAYS = ("stamps", "shard", "offset", "size", "labels")
 """Fields of an index that are stored as they are."""
 
@@ -111,11 +113,17 @@ def _samples_of(index: ShardIndex, number: int) -> _ShardSamples:
 
 
 def _scan(shard: Path, label_field: str) -> _ShardSamples:
-    """Read the headers and the labels of a shard; samples without an image are left out."""
+    """Read the headers and the labels of a shard. Files without image or label are not samples."""
     offsets, sizes, members, labels = [], [], [], []
     for key, found in _groups(shard):
         images = [m for m in found if suffix_of(m.name) in SUFFIXES]
         if not images:
+            if any(suffix_of(m.name) in LABELS for m in found):
+                raise ConfigError(
+                    f"data: the sample '{key}' of {shard} has a label but no image: found "
+                    f"{shorten([m.name for m in found])}, expected one of "
+                    f"{', '.join(sorted(SUFFIXES))}. Convert the image, or remove the sample."
+                )
             continue
         if len(images) > 1:
             names = shorten([m.name for m in images])
@@ -130,7 +138,7 @@ def _scan(shard: Path, label_field: str) -> _ShardSamples:
 def _groups(shard: Path) -> Iterator[tuple[str, list[tarfile.TarInfo]]]:
     """Yield (key, members) of each sample: neighbours with one file name up to its first dot.
 
-    Only plain files count; hidden ones do not.
+    Only plain files count, not hidden ones, nor those that describe a shard (`__name__`).
     """
     key = ""
     members: list[tarfile.TarInfo] = []
@@ -139,7 +147,7 @@ def _groups(shard: Path) -> Iterator[tuple[str, list[tarfile.TarInfo]]]:
             for member in tar:
                 tar.members = []  # type: ignore[attr-defined]  # it would keep them all
                 path = PurePosixPath(member.name)
-                if not member.isreg() or member.issparse() or path.name.startswith("."):
+                if not member.isreg() or member.issparse() or path.name.startswith((".", "__")):
                     continue
                 this = str(path.parent / path.name.split(".")[0])
                 if this != key and members:

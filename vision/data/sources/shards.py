@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vision.config import ConfigError
+from vision.config import ConfigError, shorten
 from vision.data.configs import ShardsConfig, Split
-from vision.data.sources.folder import require_folder, shorten
+from vision.data.sources.folder import require_folder
 from vision.data.sources.shard_index import ShardIndex, index_file, open_index
 from vision.data.sources.source import Source
 from vision.data.sources.subsets import named_splits

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from vision.config import ConfigError, suggest
+from vision.config import ConfigError, shorten, suggest
 from vision.data.configs import SPLITS, FolderConfig, Split
 from vision.data.sources.folder import (
     FolderSource,
@@ -22,7 +22,6 @@ from vision.data.sources.folder import (
     list_classes,
     list_images,
     require_folder,
-    shorten,
 )
 from vision.data.sources.packed import PackedStrings
 from vision.data.sources.subsets import split_by_fraction

@@ -34,16 +34,8 @@ from vision.terminal import tracked
 _FORMAT = 1
 _MEGABYTE = 1_000_000
 _ORDER_KEY = 4
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings that decide the bytes of the shards."""
-
-    short_side: int | None
-    image_format: str
-    quality: int
-    shard_size: int
+_DECISIVE = {"short_side", "image_format", "quality", "shard_size"}
+"""Settings that decide the bytes of the shards."""
 
 
 @dataclass(frozen=True)
@@ -92,37 +84,20 @@ class Prepared:
 
 def prepare(config: PrepareConfig) -> list[Prepared]:
     """Write and verify every split below `config.output`; complete ones are only verified."""
-    settings = Settings(config.short_side, config.image_format, config.quality, config.shard_size)
-    limit = config.data.max_error_share if config.data.on_error == "skip" else 0.0
-    return [
-        prepare_split(
-            build_source(config.data, split),
-            split,
-            config.output,
-            settings,
-            max_error_share=limit,
-            workers=config.workers,
-        )
-        for split in list_splits(config.data)
-    ]
+    splits = list_splits(config.data)
+    return [prepare_split(build_source(config.data, split), split, config) for split in splits]
 
 
-def prepare_split(
-    source: Source,
-    split: Split,
-    output: Path,
-    settings: Settings,
-    *,
-    max_error_share: float = 0.0,
-    workers: int = 0,
-) -> Prepared:
-    """Write one source as `split`-000000.tar and so on, and record it in `output`/dataset.json.
+def prepare_split(source: Source, split: Split, config: PrepareConfig) -> Prepared:
+    """Write one source as `split`-000000.tar and so on, and record it in dataset.json.
 
-    Raise OSError if more than a share of the images is unreadable. A split that is complete is only
-    verified.
+    Raise OSError if more images are unreadable than the config allows. A split that is complete is
+    only verified.
     """
+    output = config.output
     output.mkdir(parents=True, exist_ok=True)
-    identity = {"settings": asdict(settings), "source": _fingerprint(source)}
+    settings = config.model_dump(include=_DECISIVE)
+    identity = {"settings": settings, "source": _fingerprint(source)}
     noted = _check_description(output, source, split, identity)
     if split in noted["splits"]:
         done = Prepared(split, [Shard(**shard) for shard in noted["splits"][split]["shards"]])
@@ -132,10 +107,10 @@ def prepare_split(
     done = _resume(output, split, journal, identity)
     # Shuffled once, so that readers that go through a shard in order see all classes.
     order = np.random.default_rng([_ORDER_KEY]).permutation(len(source))[done.end :].tolist()
-    results = ordered_map(partial(encode, source, settings), order, workers)
+    results = ordered_map(partial(encode, source, config), order, config.workers)
     images = tracked(results, f"prepare {split}", len(source), done.end)
     while done.end < len(source):
-        done.shards.append(_write_shard(source, output, settings, done, max_error_share, images))
+        done.shards.append(_write_shard(source, config, done, images))
         _write_journal(journal, identity, done)
     verify(output, done)
     pattern = f"{split}-*.tar"
@@ -157,22 +132,22 @@ class Encoded:
     error: str = ""
 
 
-def encode(source: Source, settings: Settings, index: int) -> Encoded:
+def encode(source: Source, config: PrepareConfig, index: int) -> Encoded:
     """Read, shrink and encode one image."""
     try:
-        content, kind = _encode(source, settings, index)
+        content, kind = _encode(source, config, index)
     except OSError as error:
         return Encoded(index, error=str(error))
     return Encoded(index, content, FORMATS[kind][0])
 
 
-def _encode(source: Source, settings: Settings, index: int) -> tuple[bytes, str]:
+def _encode(source: Source, config: PrepareConfig, index: int) -> tuple[bytes, str]:
     """Return the encoded image and its format."""
     stored, name = source.read(index), source.name(index)
     opened = open_image(stored, source.channels, name)
     pixels = opened.pixels()  # an unreadable file is found now, not in training
     short_side = min(opened.height, opened.width)
-    limit = settings.short_side or short_side
+    limit = config.short_side or short_side
     if isinstance(stored, bytes) and short_side <= limit:
         with Image.open(io.BytesIO(stored)) as file:  # by the content: names may be wrong
             kind = str(file.format)
@@ -184,25 +159,20 @@ def _encode(source: Source, settings: Settings, index: int) -> tuple[bytes, str]
         scale = limit / short_side
         size = [max(limit, round(side * scale)) for side in image.size]
         image = image.resize((size[0], size[1]), Image.Resampling.BICUBIC)
-    kind = settings.image_format.upper()
-    options = {"optimize": True} if kind == "PNG" else {"quality": settings.quality}
+    kind = config.image_format.upper()
+    options = {"optimize": True} if kind == "PNG" else {"quality": config.quality}
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
     return buffer.getvalue(), kind
 
 
 def _write_shard(
-    source: Source,
-    output: Path,
-    settings: Settings,
-    done: Prepared,
-    max_error_share: float,
-    images: Iterator[Encoded],
+    source: Source, config: PrepareConfig, done: Prepared, images: Iterator[Encoded]
 ) -> Shard:
     """Write the next shard; the file appears under its name when it is complete."""
-    path = output / f"{done.split}-{len(done.shards):06d}.tar"
+    path = config.output / f"{done.split}-{len(done.shards):06d}.tar"
     digits = len(str(len(source) - 1))
-    allowed = int(max_error_share * len(source))
+    allowed = int(config.data.max_error_share * len(source) * (config.data.on_error == "skip"))
     count = 0
     skipped: list[str] = []
     with replacing(path) as raw:
@@ -222,7 +192,7 @@ def _write_shard(
                     key = f"{image.index:0{digits}d}"
                     _add(tar, f"{key}{image.suffix}", image.content)
                     _add(tar, f"{key}.cls", str(source.labels[image.index]).encode())
-                if file.tell() >= settings.shard_size * _MEGABYTE:
+                if file.tell() >= config.shard_size * _MEGABYTE:
                     break
         file.detach()  # writes the rest; `replacing` closes the file
     end = done.end + count + len(skipped)

@@ -1,8 +1,6 @@
 """The files of an evaluation: report.json, report.html and the predictions of every image."""
 
-import base64
 import csv
-import io
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from vision.config import ConfigError, pair
@@ -25,7 +22,7 @@ from vision.evaluation.evaluated_model import Answers
 from vision.evaluation.metrics import chunks
 from vision.evaluation.model_metrics import confident_mistakes
 from vision.evaluation.report.eval_report import Report
-from vision.evaluation.report.self_contained import self_contained
+from vision.inspection.explorer.self_contained import data_url, self_contained
 from vision.models.configs import AutoModelConfig
 
 SCRIPTS = ("draw.js", "confusion.js", "sections.js", "report.js")
@@ -146,18 +143,8 @@ def gallery(answers: Answers, most: int, max_pixels: int) -> list[dict[str, Any]
         index = int(answers.predictions.ids[mistake.row])
         name = source.name(index)
         image = to_image(input_pixels(source.read(index), name, preprocess, max_pixels))
-        entries.append({"name": name, **asdict(mistake), "image": data_url(image)})
+        entries.append({"name": name, **asdict(mistake), "image": data_url(image, LARGEST, SMALL)})
     return entries
-
-
-def data_url(image: Image.Image) -> str:
-    """An image as a data: URL."""
-    image = image.copy()
-    image.thumbnail((LARGEST, LARGEST), Image.Resampling.LANCZOS)
-    kind = "PNG" if max(image.size) <= SMALL else "JPEG"
-    buffer = io.BytesIO()
-    image.save(buffer, kind, quality=88)
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def write_predictions(path: Path, answers: Answers, probabilities: Literal["top5", "all"]) -> None:

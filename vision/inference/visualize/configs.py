@@ -9,10 +9,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from vision.checkpoints.configs import SizedConfig
 from vision.config import Count, PositiveInt, several
 from vision.data.configs import DataConfig, Split, Text
+from vision.inference.configs import Places
 from vision.inspection.methods.spec import METHODS, parse_method
-
-Places = Annotated[tuple[Text, ...], BeforeValidator(several)]
-"""One or several."""
 
 FigureName = Literal[
     "sheet", "heads", "queries", "microscope", "filmstrip", "comparison", "diagnostics", "page"

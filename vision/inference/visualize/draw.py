@@ -12,7 +12,13 @@ from vision.inference.visualize.configs import VisualizeConfig
 from vision.inference.visualize.images import Item
 from vision.inspection.capture.capture import Passes
 from vision.inspection.capture.captured import Captured
-from vision.inspection.explain import Explanation, as_batch, available_methods, explain
+from vision.inspection.explain import (
+    Explanation,
+    as_batch,
+    available_methods,
+    explain,
+    settings_error,
+)
 from vision.inspection.explorer.page import PAGE_METHODS, Scores, write_page
 from vision.inspection.figures.drawing import Drawing, Style
 from vision.inspection.figures.filmstrip import comparison, film_strip
@@ -88,7 +94,8 @@ class View:
         """The pixel in the middle of the cell that `query` names, or of the image."""
         captured, cell = self.passes.plain, self.config.query
         if not isinstance(cell, tuple):
-            return captured.image_size[0] // 2, captured.image_size[1] // 2
+            height, width = captured.layout.image_size
+            return height // 2, width // 2
         place = captured.layout.place(captured.layout.query(cell))  # raises outside the grid
         top, left, bottom, right = captured.layout.field(place)  # type: ignore[arg-type]
         return (top + bottom) // 2, (left + right) // 2
@@ -96,12 +103,8 @@ class View:
 
 def draw_figure(figure: str, views: Sequence[View]) -> Drawing:
     """A figure of one image: the sheet of all models, any other figure of one."""
-    try:
+    with settings_error(figure):
         return _sheet(views) if figure == "sheet" else _DRAW[figure](views[0])
-    except ConfigError:
-        raise
-    except ValueError as error:  # a layer, a token or a cell that does not exist
-        raise ConfigError(f"{figure}: {error}") from error
 
 
 def _sheet(views: Sequence[View]) -> Drawing:
@@ -119,7 +122,7 @@ def _heads(view: View) -> Drawing:
 def _queries(view: View) -> Drawing:
     captured = view.passes.plain
     chosen = isinstance(view.config.query, tuple)
-    places = [view.middle()] if chosen else nine_places(captured.image_size)
+    places = [view.middle()] if chosen else nine_places(captured.layout.image_size)
     return queries_sheet(captured, view.pixels, places, style=view.style)
 
 

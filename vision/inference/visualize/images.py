@@ -20,7 +20,7 @@ from vision.data.preprocess import input_pixels
 from vision.data.sources.build_source import build_source
 from vision.data.sources.shapes import CLASSES, Shapes, two_objects
 from vision.data.sources.source import StoredImage
-from vision.inspection.explain import Subject, shown_pixels
+from vision.inspection.explain import Subject
 from vision.inspection.figures.parts import evenly_spread
 from vision.inspection.trust.localization import Mask
 from vision.inspection.trust.scoring import Pair
@@ -46,7 +46,7 @@ class Item:
     def pixels(self, subject: Subject) -> Pixels:
         """The image as a model sees it, or an UnreadableImageError."""
         try:
-            return shown_pixels(subject, self.read(), self.name)
+            return input_pixels(self.read(), self.name, subject.preprocess)
         except UnreadableImageError:
             raise
         except OSError as error:
@@ -193,7 +193,7 @@ def two_object_pairs(subject: Subject, number: int, seed: int) -> list[Pair]:
     for index in range(number):
         scene = two_objects(subject.preprocess.image_size, seed, index)
         name = f"two objects {index}"
-        pixels = shown_pixels(subject, scene.image, name)
+        pixels = input_pixels(scene.image, name, subject.preprocess)
         masks = [_shown_mask(subject, mask, name) for mask in scene.masks]
         if all(mask.any() for mask in masks):
             labels = places[scene.labels[0]], places[scene.labels[1]]

@@ -16,6 +16,7 @@ from vision.files import write_text
 from vision.inference.visualize.configs import VisualizeConfig
 from vision.inference.visualize.draw import VisualizedModel
 from vision.inference.visualize.images import Item, two_object_pairs
+from vision.inspection.explain import settings_error
 from vision.inspection.trust.scoring import BASELINES, METRICS, Pair, Sample, score
 from vision.terminal import plain, print_wide, progress_bar
 
@@ -56,7 +57,7 @@ def _scored(
     pairs: list[Pair] = []
     if isinstance(config.data, ShapesConfig) and set(CLASSES) <= set(model.loaded.classes):
         pairs = two_object_pairs(model.loaded, len(samples), config.seed)
-    try:
+    with settings_error(f"score: {model.name}"):
         return score(
             model.loaded,
             samples,
@@ -67,10 +68,6 @@ def _scored(
             batch_size=config.batch_size,
             advance=partial(progress.advance, task),
         )
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"score: {model.name}: {error}") from error
 
 
 def _samples(model: VisualizedModel, items: Sequence[Item]) -> tuple[list[Sample], list[str]]:

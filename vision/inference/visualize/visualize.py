@@ -17,13 +17,14 @@ from vision.inference.visualize.configs import VisualizeConfig, inches
 from vision.inference.visualize.draw import View, VisualizedModel, draw_figure, draw_page
 from vision.inference.visualize.images import Item, items_of_data, items_of_files, mask_file, some
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.captured import Captured, CaptureError
+from vision.inspection.capture.captured import Captured
 from vision.inspection.explain import (
     as_batch,
     check_methods,
     class_numbers,
     default_methods,
     every_method,
+    settings_error,
 )
 from vision.inspection.figures.diagnostics import diagnostics, gather_heads
 from vision.inspection.figures.drawing import Caption, Style, caption_file, record_of, stored_record
@@ -126,10 +127,8 @@ def _probe(name: str, loaded: Loaded, item: Item) -> Captured:
     except UnreadableImageError:  # reported when it is drawn
         size = loaded.preprocess.image_size
         images = torch.zeros(1, loaded.preprocess.channels, *size, device=loaded.device)
-    try:
+    with settings_error(f"checkpoint: {name}"):
         return capture(loaded.model, images, reduce="mean")
-    except (CaptureError, ValueError) as error:
-        raise ConfigError(f"checkpoint: {name}: {error}") from error
 
 
 def draw_all(

@@ -139,7 +139,6 @@ def _run(
                     tokens=tokens[0] if tokens and tokens[0].shape[1] == layout.tokens else None,
                     layout=layout,
                     anatomy=anatomy,
-                    image_size=size,
                     pooling=recorder.pooling,
                 )
             )

@@ -4,7 +4,7 @@ Axes: b batch · h heads · w windows · t, s slots of a window (queries, keys) 
 tokens first, then cells row by row) · y, x rows and columns of the cell grid.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -303,7 +303,6 @@ class Captured:
     layout: Layout
     """Of `tokens`."""
     anatomy: Anatomy
-    image_size: tuple[int, int]
     pooling: Tensor | None = None
     """Shares of the last tokens in what an attention pooling sees, mean over its heads: (b n)."""
 
@@ -339,14 +338,15 @@ class CaptureError(RuntimeError):
     """Attention that cannot be captured, or that fails its checks."""
 
 
+_FUSE: dict[Fusion, Callable[..., Tensor]] = {
+    "mean": torch.mean,
+    "max": torch.amax,
+    "min": torch.amin,
+}
+
+
 def fuse(weights: Tensor, fusion: Fusion, dim: int) -> Tensor:
     """Heads as one."""
-    match fusion:
-        case "mean":
-            return weights.mean(dim)
-        case "max":
-            return weights.amax(dim)
-        case "min":
-            return weights.amin(dim)
-        case _:
-            raise ValueError(f"Unknown fusion {fusion!r} of heads: choose mean, max or min.")
+    if fusion not in _FUSE:
+        raise ValueError(f"Unknown fusion {fusion!r} of heads: choose mean, max or min.")
+    return _FUSE[fusion](weights, dim)

@@ -254,7 +254,7 @@ def _header(content: PageContent, rung: Rung, encoder: RowEncoder) -> dict[str, 
     return {
         "format": FORMAT,
         "model": captured.model,
-        "image_size": list(captured.image_size),
+        "image_size": list(captured.layout.image_size),
         "layouts": layouts,
         "layers": layers,
         "pool": content.pool,

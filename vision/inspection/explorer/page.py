@@ -2,7 +2,6 @@
 
 import base64
 import html
-import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from vision.files import replacing, write_all
 from vision.inspection.capture.capture import Passes
 from vision.inspection.explain import available_methods, class_probability, explained_classes
 from vision.inspection.explorer.pack import PageClass, PageContent, Rung, pack
+from vision.inspection.explorer.self_contained import data_url, script_data
 from vision.inspection.methods.attribution import attribute
 from vision.inspection.methods.layer_maps import cam_seed, token_norms
 from vision.inspection.methods.rollout import gradient_weighted, seed_of
@@ -42,6 +42,8 @@ SCRIPTS = (
 """In the order in which the page runs them."""
 IMAGE_SIDE = 1024
 """Pixels along the longer side of the stored image, at most."""
+LOSSLESS_SIDE = 128
+"""The same of an image that is stored without loss."""
 PAGE_METHODS = parse_methods(
     [
         "attention",
@@ -112,7 +114,7 @@ def write_page(
         "metrics": {m: METRICS[m] for row in checked.values() for m in row if m in METRICS},
         "methods": _methods(),
     }
-    frame = _frame(title, _data_address(shown))
+    frame = _frame(title, data_url(shown, IMAGE_SIDE, LOSSLESS_SIDE))
     budget = int(max_megabytes * 1e6) - len(frame.encode())
     packed = pack(content, limit=(budget - _header_room(content, about)) * 3 // 4)
     page = _filled(frame, packed.header | about, packed.stream)
@@ -225,16 +227,6 @@ def _checked_scores(scores: Scores | None) -> dict[str, dict[str, float]]:
     return checked
 
 
-def _data_address(image: Image.Image) -> str:
-    """The image as a data URL: JPEG, or PNG where it is small."""
-    shown = image.convert("RGB")
-    shown.thumbnail((IMAGE_SIDE, IMAGE_SIDE), Image.Resampling.LANCZOS, reducing_gap=None)
-    kind = "png" if shown.width * shown.height <= 128 * 128 else "jpeg"
-    buffer = io.BytesIO()
-    shown.save(buffer, kind, quality=85, optimize=kind == "png")
-    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
 def _frame(title: str, image: str) -> str:
     """The page without its numbers: a template whose last two places are open."""
     static = files("vision.inspection.explorer") / "static"
@@ -253,14 +245,8 @@ def _filled(frame: str, header: Mapping[str, Any], stream: bytes) -> bytes:
     before, between, after = frame.split(">@@</script>")
     numbers = base64.b64encode(stream).decode()
     return "".join(
-        (before, ">", _json(header), "</script>", between, ">", numbers, "</script>", after)
+        (before, ">", script_data(header), "</script>", between, ">", numbers, "</script>", after)
     ).encode()
-
-
-def _json(value: Mapping[str, Any]) -> str:
-    """JSON that cannot end the element that it stands in."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c")
 
 
 def _header_room(content: PageContent, about: Mapping[str, Any]) -> int:
@@ -269,7 +255,7 @@ def _header_room(content: PageContent, about: Mapping[str, Any]) -> int:
     windows = sum(len(x.layout.index) for x in layers if x.layout.index is not None)
     names = sum(len(json.dumps(c.about.name)) for c in content.classes)
     references = len(layers) * (1500 + 500 * len(content.classes))
-    return 10_000 + len(_json(about).encode()) + names + references + 120 * windows
+    return 10_000 + len(script_data(about).encode()) + names + references + 120 * windows
 
 
 def _colours() -> bytes:

@@ -10,13 +10,13 @@ from matplotlib.gridspec import GridSpec
 from PIL import Image
 
 from vision.data.images.decode import Pixels
+from vision.data.preprocess import input_pixels
 from vision.inspection.explain import (
     Explanation,
     Heatmap,
     Interpolation,
     Subject,
     explain,
-    shown_pixels,
 )
 from vision.inspection.figures.drawing import (
     FAINT,
@@ -67,7 +67,7 @@ def show_attention(
     content = Path(image).read_bytes() if isinstance(image, str | Path) else image
     explanations = explain(
         subject,
-        [shown_pixels(subject, content, name)],
+        [input_pixels(content, name, subject.preprocess)],
         None if methods is None else parse_methods(methods),
         classes=classes,
         query=query,

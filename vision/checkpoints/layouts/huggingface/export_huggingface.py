@@ -23,18 +23,12 @@ from vision.checkpoints.layouts.exporting import (
 )
 from vision.checkpoints.layouts.huggingface import huggingface_names as huggingface
 from vision.checkpoints.layouts.huggingface.huggingface_config import READ, TOWERS
-from vision.checkpoints.layouts.rules import square
 from vision.checkpoints.metadata import INTERPOLATIONS
-from vision.config import pair
+from vision.config import pair, square
 from vision.models.configs import SwinV2Config, ViTConfig
 from vision.models.positions.rotary import dinov3_periods
 
 NAME = "Hugging Face"
-SWIN_CLASSES = {
-    "swin": ("SwinForImageClassification", "SwinModel"),
-    "swinv2": ("Swinv2ForImageClassification", "Swinv2Model"),
-}
-"""transformers' classes of each type, with and without a head."""
 
 
 class Kind(NamedTuple):
@@ -42,7 +36,8 @@ class Kind(NamedTuple):
 
     classes: tuple[str | None, str | None]
     """Its classes with and without a head; None: there is none."""
-    needs: Needs
+    needs: Needs = {}  # noqa: RUF012
+    """Settings of a ViT."""
 
 
 _DINOV2 = {**PLAIN_VIT, "layer_scale": ANY, "mlp": ("plain", "gated")}
@@ -98,6 +93,8 @@ KINDS = {
             "pool": ("class_token", "mean"),
         },
     ),
+    "swin": Kind(("SwinForImageClassification", "SwinModel")),
+    "swinv2": Kind(("Swinv2ForImageClassification", "Swinv2Model")),
 }
 
 
@@ -105,11 +102,13 @@ def huggingface_model(export: Export) -> tuple[dict[str, Tensor], dict[str, Any]
     """Tensors by the names of files, and what config.json says."""
     config = own_config(export)
     if isinstance(config, ViTConfig):
-        kind, name, tensors, values = _vit(export, config)
+        kind, tensors, values = _vit(export, config)
     else:
         kind, tensors, values = _swin(export)
-        name = SWIN_CLASSES[kind][0 if export.opened.classes else 1]
     opened = export.opened
+    name = KINDS[kind].classes[0 if opened.classes else 1]
+    if kind == "clip_vision_model" and "projection.weight" in export.tensors:
+        name = "CLIPVisionModelWithProjection"
     fields: dict[str, Any] = {
         "model_type": TOWERS.get(kind, kind),
         "image_size": square(opened.image_size),
@@ -168,8 +167,8 @@ def huggingface_preprocessor(export: Export) -> dict[str, dict[str, Any]]:
     return {"preprocessor_config.json": values}
 
 
-def _vit(export: Export, config: ViTConfig) -> tuple[str, str, dict[str, Tensor], dict[str, Any]]:
-    """Type, class, tensors by the names of files, and fields of the config that tensors show."""
+def _vit(export: Export, config: ViTConfig) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
+    """Type, tensors by the names of files, and fields of the config that tensors show."""
     kind = _kind(config)
     _check(export, config, kind)
     values = {"hidden_size": config.width, "num_hidden_layers": config.depth}
@@ -184,12 +183,7 @@ def _vit(export: Export, config: ViTConfig) -> tuple[str, str, dict[str, Tensor]
     if kind == "clip":  # the norm that its classifier leaves out
         norm = torch.nn.LayerNorm(config.width).state_dict()
         names |= {f"vision_model.post_layernorm.{part}": norm[part] for part in norm}
-    with_head, without = KINDS[kind].classes
-    name = with_head if export.opened.classes else without
-    if kind == "clip_vision_model" and config.projection:
-        name = "CLIPVisionModelWithProjection"
-    assert name is not None
-    return kind, name, names, values
+    return kind, names, values
 
 
 def _kind(config: ViTConfig) -> str:

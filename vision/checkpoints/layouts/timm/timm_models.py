@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.layouts.rules import square
+from vision.config import square
 
 T = TypeVar("T")
 LARGEST, LARGEST_DEPTH = 100_000, 200

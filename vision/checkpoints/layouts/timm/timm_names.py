@@ -19,6 +19,7 @@ from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.layouts import rules
 from vision.checkpoints.layouts.rules import (
     BUFFERS,
+    IMAGENET,
     Asked,
     Change,
     Converted,
@@ -89,12 +90,24 @@ SWIN_BLOCK = (
 SWIN = (
     Rule("patch_norm.*", "patch_embed.norm.*"),
     *within(STAGE_BLOCK, STAGE_BLOCK, SWIN_BLOCK),
-    # A stage starts with its merging, as here. Until 0.6 a stage ended with it: official.py.
+    # A stage starts with its merging, as here.
     *same("layers.{s}.downsample.norm.*", "layers.{s}.downsample.reduction.*"),
     *same("patch_embed.proj.*", "norm.*"),
     Rule("head.*", "head.fc.*"),
 )
+OFFICIAL_SWIN = (
+    *same("patch_embed.proj.*", "absolute_pos_embed", "norm.*", "head.*"),
+    Rule("patch_norm.*", "patch_embed.norm.*"),
+    *within(STAGE_BLOCK, STAGE_BLOCK, SWIN_BLOCK),
+    *within("layers.{s}.downsample", "layers.{s-1}.downsample", ("norm.*", "reduction.*")),
+)
+"""The official Swin and Swin V2 code, and timm until 0.6: a merging belongs to the end of the stage
+before it.
+"""
 swin_to_ours = NameTable(SWIN, BUFFERS)
+official_to_ours = NameTable(
+    OFFICIAL_SWIN, BUFFERS, IMAGENET | {"interpolation": "bicubic", "crop_ratio": 0.875}
+)
 
 
 def vit_to_ours(tensors: Mapping[str, Tensor]) -> Converted:

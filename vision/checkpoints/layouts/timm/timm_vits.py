@@ -23,7 +23,7 @@ from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import Block, ResPostBlock, VisionTransformer
 from torch import nn
 
-from vision.checkpoints.layouts.rules import mlp_ratio, square
+from vision.checkpoints.layouts.rules import mlp_ratio
 from vision.checkpoints.layouts.timm.timm_models import (
     Described,
     activation,
@@ -35,6 +35,7 @@ from vision.checkpoints.layouts.timm.timm_models import (
     unlike,
 )
 from vision.checkpoints.layouts.timm.timm_names import POOLS, ROTATIONS
+from vision.config import square
 
 MODELS = (VisionTransformer, VisionTransformerDistilled, Eva, Beit, NaFlexVit)
 BLOCKS = {

@@ -15,7 +15,7 @@ from timm.layers import (
 )
 from timm.models._manipulate import adapt_input_conv
 
-from vision.checkpoints.fit.resize import (
+from vision.checkpoints.fit.tensors import (
     change_channels,
     resize_patches,
     resize_positions,
