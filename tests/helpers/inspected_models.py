@@ -12,7 +12,8 @@ from torchvision.models import SwinTransformer, VisionTransformer
 from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformerBlockV2
 
 from vision.inspection.capture.capture import capture, evaluating, logits_of
-from vision.inspection.capture.captured import Anatomy, Captured, LayerAttention, Layout, Place
+from vision.inspection.capture.captured import Anatomy, Captured, LayerAttention
+from vision.inspection.capture.token_layout import Layout, Place
 from vision.models.layers import Grid
 
 CLASSES = 7

@@ -54,10 +54,9 @@ class ViTConfig(_Shared):
     patch_size: Size
     """Pixels along a patch; 1 makes every pixel a token."""
     stem: Literal["patch", "patch_no_bias", "patch_normed", "conv", "conv_whitened"]
-    """Map from pixels to tokens: linear for each patch, linear without a bias (CLIP), linear with a
-    LayerNorm before and after it (vit-pytorch), or convolutions with a total stride of patch_size,
-    whose first one may be fixed to whiten the training images.
-    """
+    """Map from pixels to tokens: linear for each patch, also without a bias (CLIP) or with a norm
+    before and after it (vit-pytorch); or convolutions, the first of which may be fixed to whiten
+    the training images."""
     width: PositiveInt
     depth: PositiveInt
     heads: PositiveInt
@@ -217,9 +216,8 @@ class _SwinShared(_Shared):
 
     patch_size: Size
     stem: Literal["patch", "conv", "conv_whitened"]
-    """Map from pixels to tokens: linear for each patch, or convolutions with a total stride of
-    patch_size, whose first one may be fixed to whiten the training images.
-    """
+    """Map from pixels to tokens: linear for each patch, or convolutions, the first of which may be
+    fixed to whiten the training images."""
     width: PositiveInt
     """Width of the first stage; every later stage doubles it."""
     depths: Annotated[tuple[PositiveInt, ...], Field(min_length=1, max_length=16)]
@@ -238,9 +236,7 @@ class _SwinShared(_Shared):
     tokens, as in torchvision, transformers and mmpretrain.
     """
     initialization: Literal["trunc_normal", "zero_residual"]
-    """Initial weights: as in the official code, or with residual branches that start at zero (those
-    of V2 always do).
-    """
+    """Initial weights: as in the official code, or with branches that start at zero (V2: always)."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

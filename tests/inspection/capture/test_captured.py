@@ -9,8 +9,8 @@ from model_settings import random_images
 from torch import Tensor
 
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.captured import Layout
 from vision.inspection.capture.foreign_models import shift_regions, window_index
+from vision.inspection.capture.token_layout import Layout
 
 SIZES = st.tuples(st.integers(1, 11), st.integers(1, 11))
 

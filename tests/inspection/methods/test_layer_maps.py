@@ -7,7 +7,7 @@ from model_settings import random_images
 from sklearn.decomposition import PCA
 
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.captured import Layout
+from vision.inspection.capture.token_layout import Layout
 from vision.inspection.methods.layer_maps import (
     feature_components,
     logit_parts,

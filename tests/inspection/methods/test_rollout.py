@@ -17,8 +17,9 @@ from model_settings import random_images
 from torch import Tensor
 
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.captured import Captured, LayerAttention, Layout
+from vision.inspection.capture.captured import Captured, LayerAttention
 from vision.inspection.capture.foreign_models import shift_regions, window_index
+from vision.inspection.capture.token_layout import Layout
 from vision.inspection.methods.layer_maps import cam_seed
 from vision.inspection.methods.rollout import rollout, rollout_steps, seed_of
 

@@ -9,7 +9,7 @@ from sklearn.decomposition import PCA
 from torch import Tensor
 
 from vision.inspection.capture.capture import capture
-from vision.inspection.capture.captured import Layout
+from vision.inspection.capture.token_layout import Layout
 from vision.inspection.trust.head_statistics import (
     head_statistics,
     patch_filters,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vision.inspection.capture.anatomy import anatomy_of, has_head, own_model
-from vision.inspection.capture.captured import Anatomy, Captured, CaptureError, Fusion, Layout
+from vision.inspection.capture.captured import Anatomy, Captured, CaptureError, Fusion
 from vision.inspection.capture.foreign_models import watching_foreign
 from vision.inspection.capture.recording import (
     Recorder,
@@ -23,6 +23,7 @@ from vision.inspection.capture.recording import (
     measuring_shares,
     removing,
 )
+from vision.inspection.capture.token_layout import Layout
 from vision.models.attention import Observer
 from vision.models.layers import Grid, evaluating, pad_to_multiple
 from vision.models.pooling import AttentionPool

@@ -19,8 +19,9 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vision.inspection.capture.captured import PADDING, Anatomy, CaptureError, Layout
+from vision.inspection.capture.captured import Anatomy, CaptureError
 from vision.inspection.capture.recording import Recorder, check_output, removing
+from vision.inspection.capture.token_layout import PADDING, Layout
 from vision.models.layers import Grid, ceil_div
 
 SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}

@@ -13,7 +13,8 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from vision.inspection.capture.captured import CaptureError, Fusion, LayerAttention, Layout, fuse
+from vision.inspection.capture.captured import CaptureError, Fusion, LayerAttention, fuse
+from vision.inspection.capture.token_layout import Layout
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 BRANCHES = ("drop_path1", "drop_path", "stochastic_depth", "dropout")

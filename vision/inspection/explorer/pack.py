@@ -16,7 +16,8 @@ import numpy.typing as npt
 from einops import rearrange, reduce
 from torch import Tensor
 
-from vision.inspection.capture.captured import Captured, Fusion, LayerAttention, Layout, fuse
+from vision.inspection.capture.captured import Captured, Fusion, LayerAttention, fuse
+from vision.inspection.capture.token_layout import Layout
 from vision.inspection.explain import ClassProbability
 from vision.inspection.methods.layer_maps import norm_outliers
 
@@ -239,7 +240,7 @@ def _header(content: PageContent, rung: Rung, encoder: RowEncoder) -> dict[str, 
     layouts: list[dict[str, Any]] = []
     layers = []
     for layer in captured.need_all():
-        key = _key(layer.layout)
+        key = layer.layout.identity()
         if key not in places:
             places[key] = len(layouts)
             layouts.append(_layout(layer.layout, encoder))
@@ -342,10 +343,3 @@ def _pooled(planes: Numbers, layout: Layout) -> Numbers:
     cells = np.pad(cells, [(0, 0)] * (cells.ndim - 2) + [(0, rows % 2), (0, columns % 2)])
     sums = reduce(cells, "... (y p) (x q) -> ... (y x)", "sum", p=2, q=2)
     return np.concatenate([planes[..., :prefix], sums], axis=-1)
-
-
-def _key(layout: Layout) -> tuple[Any, ...]:
-    """Equal for equal layouts."""
-    tensors = (layout.index, layout.allowed)
-    contents = (None if tensor is None else as_array(tensor).tobytes() for tensor in tensors)
-    return (layout.prefix, layout.grid, layout.stride, layout.window, layout.shift, *contents)

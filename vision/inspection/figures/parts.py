@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from vision.data.images.decode import Pixels
-from vision.inspection.capture.captured import Box
+from vision.inspection.capture.token_layout import Box
 from vision.inspection.explain import ClassProbability
 from vision.inspection.figures.drawing import FAINT, Array, Style
 

@@ -10,7 +10,8 @@ import torch
 from matplotlib.axes import Axes
 
 from vision.data.images.decode import Pixels
-from vision.inspection.capture.captured import Captured, Cell, LayerAttention, Layout
+from vision.inspection.capture.captured import Captured, LayerAttention
+from vision.inspection.capture.token_layout import Cell, Layout
 from vision.inspection.figures.drawing import (
     MARK,
     SCREEN,

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from vision.inspection.capture.anatomy import anatomy_of, has_head
 from vision.inspection.capture.capture import Targets, capture, chosen_classes
-from vision.inspection.capture.captured import Captured, LayerAttention, Layout
+from vision.inspection.capture.captured import Captured, LayerAttention
+from vision.inspection.capture.token_layout import Layout
 from vision.inspection.methods.layer_maps import (
     attention_gradcam,
     cam_seed,

@@ -17,7 +17,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vision.inspection.capture.captured import Captured, Fusion, LayerAttention, Layout, Place, fuse
+from vision.inspection.capture.captured import Captured, Fusion, LayerAttention, fuse
+from vision.inspection.capture.token_layout import Layout, Place
 from vision.models.layers import ceil_div
 
 Residual = float | Literal["measured"]

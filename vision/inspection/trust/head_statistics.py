@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from vision.inspection.capture.captured import Captured, LayerAttention, Layout
+from vision.inspection.capture.captured import Captured, LayerAttention
+from vision.inspection.capture.token_layout import Layout
 
 
 class HeadStatistics(NamedTuple):

@@ -7,15 +7,8 @@ import torch
 from torch import Tensor
 
 from vision.checkpoints.layouts import rules
-from vision.checkpoints.layouts.rules import (
-    MASK_TOKEN,
-    Converted,
-    Rule,
-    Usual,
-    gated_mlp,
-    split_qkv,
-    within,
-)
+from vision.checkpoints.layouts.rules import MASK_TOKEN, Converted, Rule, Usual, split_qkv, within
+from vision.checkpoints.layouts.tensor_shapes import gated_mlp
 
 IN_FILES, IN_MEMORY = ("query", "key", "value"), ("q_proj", "k_proj", "v_proj")
 """Names of queries, keys and values."""
