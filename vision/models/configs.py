@@ -236,7 +236,7 @@ class _SwinShared(_Shared):
     tokens, as in torchvision, transformers and mmpretrain.
     """
     initialization: Literal["trunc_normal", "zero_residual"]
-    """Initial weights: as in the official code, or with branches that start at zero (V2: always)."""
+    """Initial weights: as in the official code, or with branches that start at zero (V2: all)."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
