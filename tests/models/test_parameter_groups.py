@@ -183,6 +183,7 @@ def test_convolutions_of_a_stem_that_do_not_read_pixels_are_hidden_matrices(whit
         ),
         ("vit_giant_patch14_reg4_dinov2", {"blocks.0.mlp.fc1": 2, "blocks.0.mlp.fc2": 1}),
         ("swinv2_tiny_window8_256", {"layers.0.blocks.0.attn.qkv": 3, "head.fc": 0}),
+        ("efficientformer_l1", {"stages.3.blocks.4.token_mixer.qkv": 1}),
         ("convnext_atto", {"stages.0.blocks.0.conv_dw": 0, "stages.0.blocks.0.mlp.fc1": 1}),
     ],
 )

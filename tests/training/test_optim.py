@@ -343,7 +343,7 @@ def test_rest_of_muon_has_the_settings_of_the_matrices_by_default() -> None:
 @pytest.mark.parametrize("name", ["adamw", "adamuon", "sgd"])
 @pytest.mark.parametrize("setting", ["rest_learning_rate", "rest_weight_decay"])
 def test_settings_of_the_rest_are_refused_without_muon(name: str, setting: str) -> None:
-    with pytest.raises(ValueError, match=rf"{setting} = 0\.01 .*{name} .*{setting}=null"):
+    with pytest.raises(ValueError, match=rf"{setting} = 0\.01 .*{name} .*optimizer.{setting}=null"):
         settings(name, **{setting: 0.01})
 
 

@@ -112,10 +112,13 @@ def _stacked(name: str, key: str, weight: Tensor, modules: Mapping[str, nn.Modul
     layer, (parent, _, last) = modules[name], name.rpartition(".")
     if isinstance(layer, nn.Conv2d):
         return layer.groups
-    after = modules.get(f"{parent}.fc2")
-    if last == "fc1" and isinstance(after, nn.Linear):
-        return max(1, weight.shape[0] // after.in_features)
-    return {"qkv": 3, "kv": 2}.get(last, 1)
+    # Parts of a fused layer are as wide as the input of the layer that follows them.
+    following = {"qkv": "proj", "kv": "proj", "fc1": "fc2"}.get(last)
+    after = modules.get(f"{parent}.{following}")
+    if not isinstance(after, nn.Linear):
+        return 1
+    number, remainder = divmod(weight.shape[0], after.in_features)
+    return number if number and not remainder else 1
 
 
 G = TypeVar("G")

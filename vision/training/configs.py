@@ -77,8 +77,8 @@ class OptimizerConfig(Config):
         for name in ("rest_learning_rate", "rest_weight_decay"):
             if self.name != "muon" and (value := getattr(self, name)) is not None:
                 raise ValueError(
-                    f"{name} = {value:g} is for optimizer.name=muon, which leaves parameters to "
-                    f"AdamW; {self.name} has one of each for all of them: use {name}=null."
+                    f"{name} = {value:g} is for optimizer.name=muon alone, which leaves some "
+                    f"parameters to AdamW; with {self.name} use optimizer.{name}=null."
                 )
         return self
 
