@@ -6,7 +6,7 @@ let through, so that the parser, which knows all settings, can say what may have
 
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,11 +15,14 @@ from typing import Any
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.utils import setup_globals
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig, OmegaConf
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from vision.cli.commands import Choices
@@ -36,7 +39,10 @@ def compose(
     With `complete`, every mandatory value must be there.
     """
     with composer(name) as yaml:
-        return plain(yaml.compose(yaml.usable(overrides)), complete)
+        _, composed, mistakes = yaml.compose_usable(overrides)
+        if mistakes:
+            raise ConfigError("\n".join(mistakes))
+        return plain(composed, complete)
 
 
 @contextmanager
@@ -55,6 +61,8 @@ def quoted(value: Any) -> str:
     """A value as Hydra's grammar takes it, whatever its characters."""
     if isinstance(value, list):
         return f"[{','.join(map(quoted, value))}]"
+    if value is None:
+        return "null"
     escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"' if isinstance(value, str) else escaped
 
@@ -84,7 +92,7 @@ def first_line(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Composer:
-    """Composes one YAML file with different words, within a Hydra application or `own_hydra`."""
+    """Composes one YAML file with different words, within a Hydra application or `composer`."""
 
     name: str
     hydra_words: tuple[str, ...] = ()
@@ -131,48 +139,56 @@ class Composer:
                 mistakes.append(str(error))
         return overrides, mistakes
 
-    def usable(self, words: Sequence[str]) -> list[str]:
-        """The words in a form that composes; refused if there is none."""
-        lenient, mistakes = self.lenient(words)
-        if mistakes:
-            raise ConfigError("\n".join(mistakes))
-        return lenient
+    def compose_usable(self, words: Sequence[str]) -> tuple[list[str], DictConfig, list[str]]:
+        """The words that can be used, the settings that they make, and messages on the others.
 
-    def lenient(self, words: Sequence[str], several: bool = False) -> tuple[list[str], list[str]]:
-        """The words with `key=value` written as `++key=value`, and messages on those that cannot be
-        used. With `several` a word may have more than one value.
+        Where Hydra refuses the words as they are, `key=value` becomes `++key=value` for a key that
+        is not in the YAML: it may be below one that is null, or else the parser will refuse it. Of
+        several values of a setting the first counts.
         """
         overrides, mistakes = self.read(words)
-        lenient = []
-        for override in overrides:
-            word, group = str(override.input_line), override.key_or_group
-            options = self.options(group)
-            if override.is_sweep_override() and not several:
-                mistakes.append(f"{word}: a run takes one value; --multirun is for several.")
-            elif options and not override.is_delete():
-                unknown = [c for c in _chosen(override) if c.removesuffix(".yaml") not in options]
-                mistakes += [unknown_choice(group, choice, options) for choice in unknown]
-                lenient += [] if unknown else [word]
-            else:
-                lenient.append(word if override.is_delete() else f"++{word.lstrip('+')}")
-        return lenient, mistakes
+        no_choice = any(o.value() is None and self.options(o.key_or_group) for o in overrides)
+        if not mistakes and not no_choice:
+            with suppress(ConfigError):
+                return list(words), self.compose(expand(overrides, False).words[0]), []
+        usable, more = self._without_mistakes(overrides)
+        mistakes += more
+        try:
+            example = expand(self.read(usable)[0], False).words[0]
+            return usable, self.compose(example), mistakes
+        except ConfigError as error:
+            raise ConfigError("\n".join([*mistakes, str(error)])) from error
 
-    def unknown_hydra_words(self, words: Sequence[str] = ()) -> dict[str, str]:
-        """Messages on the words for Hydra's own settings that do not exist with these `words`."""
-        overrides = [o for o in self.read(self.hydra_words)[0] if not o.is_force_add()]
-        settings = [o for o in overrides if not o.is_add() and o.key_or_group[:6] == "hydra."]
-        groups = [w for w in self.hydra_words if w.startswith(("hydra/", "hydra.searchpath="))]
-        known = Composer(self.name, tuple(groups)).compose(words) if settings else None
-        messages = {}
+    def _without_mistakes(self, overrides: Sequence[Override]) -> tuple[list[str], list[str]]:
+        usable, settings, mistakes = [], [], []
+        for override in overrides:
+            key, options = override.key_or_group, self.options(override.key_or_group)
+            if override.is_delete() or not (options or key == "hydra.searchpath"):
+                settings.append(override)
+                continue
+            chosen = _chosen(override) if options else []
+            unknown = [choice for choice in chosen if choice.removesuffix(".yaml") not in options]
+            mistakes += [unknown_choice(key, choice, options) for choice in unknown]
+            usable += [] if unknown else [override]
+        known = self.compose(expand(usable, False).words[0])
+        words = [str(override.input_line) for override in usable]
         for override in settings:
             word = str(override.input_line)
             parent, _, key = override.key_or_group.rpartition(".")
-            place = OmegaConf.select(known, parent) if known is not None else None
-            if not isinstance(place, DictConfig):
-                messages[word] = f"{word}: unknown setting. To add it, write +{word}."
-            elif key not in place:
-                messages[word] = f"{word}: unknown setting. {suggest(key, map(str, place))}"
-        return messages
+            place = OmegaConf.select(known, parent) if parent else known
+            exists = isinstance(place, DictConfig) and key in place
+            added = override.is_add() or override.is_force_add()
+            if override.is_delete() or (exists and not added):
+                words.append(word)
+            elif not parent.startswith("hydra"):
+                words.append(f"++{word.lstrip('+')}")
+            elif added:
+                words.append(word)
+            elif isinstance(place, DictConfig):
+                mistakes.append(f"{word}: unknown setting. {suggest(key, map(str, place))}")
+            else:
+                mistakes.append(f"{word}: unknown setting. To add it, write +{word}.")
+        return words, mistakes
 
 
 def _chosen(override: Override) -> list[str]:
@@ -185,7 +201,7 @@ def _chosen(override: Override) -> list[str]:
 
 @dataclass(frozen=True)
 class Jobs:
-    """The jobs of a sweep."""
+    """The jobs of a sweep, as words."""
 
     fixed: dict[str, str]
     """The words with one value, by their setting."""
@@ -218,3 +234,34 @@ def expand(overrides: Sequence[Override], all_points: bool) -> Jobs:
     fixed = {key: words[0] for key, words in values.items() if key not in swept}
     jobs = [list(words) for words in itertools.product(*values.values())]
     return Jobs(fixed, swept, jobs if all_points else jobs[:1])
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """A job of a sweep, composed within Hydra."""
+
+    overrides: list[str]
+    config: DictConfig
+    """The settings of the command, and those of Hydra as `hydra`."""
+    settings: dict[str, Any]
+    """The settings of the command, resolved."""
+    folder: Path
+
+
+def compose_jobs(
+    context: HydraContext, config: DictConfig, batch: Sequence[Sequence[str]], first: int
+) -> list[SweepJob]:
+    """Compose the settings of every job, numbered from `first`, for a launcher or a sweeper."""
+    setup_globals()
+    jobs = []
+    for number, overrides in enumerate(batch, first):
+        job = context.config_loader.load_sweep_config(config, list(overrides))
+        with open_dict(job):
+            job.hydra.job.id = job.hydra.job.num = number
+        HydraConfig.instance().set_config(job)  # for references such as ${hydra:job.num}
+        sweep = job.hydra.sweep
+        with read_write(job.hydra):
+            sweep.subdir = str(sweep.subdir)
+        folder = Path(sweep.dir, sweep.subdir)
+        jobs.append(SweepJob(list(overrides), job, plain(job)[0], folder))
+    return jobs
