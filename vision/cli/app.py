@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from vision.cli.commands import COMMANDS
+from vision.cli.commands import COMMANDS, uncollected
 from vision.cli.listing import listing, overview
 from vision.config import ConfigError, UserError, suggest
 from vision.sweeps.outcome import RunPreemptedError
@@ -68,7 +68,8 @@ def _dispatch(words: list[str], home: Path) -> None:
     elif name == "list":
         print(listing(rest))
     elif name in COMMANDS:
-        from vision.cli.application import Application, read_options
+        with uncollected():
+            from vision.cli.application import Application, read_options
 
         options, overrides = read_options(rest, home)
         Application(name, options).run(overrides)

@@ -18,13 +18,13 @@ from typing import Any
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import env_override
-from hydra.errors import HydraException
+from hydra.errors import ConfigCompositionException, HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from vision.cli.checks import check_run, check_sweep, checked
-from vision.cli.commands import COMMANDS, Choices, Command
-from vision.cli.composition import Composer, composer, first_line, plain, quoted
+from vision.cli.commands import COMMANDS, Choices, Command, uncollected
+from vision.cli.composition import composer, first_line, plain, quoted
 from vision.cli.help import command_help
 from vision.cli.listing import CONFIGS
 from vision.config import ConfigError, UserError, suggest
@@ -85,6 +85,10 @@ def read_options(words: Sequence[str], home: Path) -> tuple[argparse.Namespace, 
     return options, overrides
 
 
+class RefusedError(ConfigError):
+    """Hydra does not take the words as they are typed: one may be below a setting that is null."""
+
+
 @dataclass(frozen=True)
 class Application:
     """The Hydra application of a command."""
@@ -103,51 +107,46 @@ class Application:
             return
         if options.info:
             logging.raiseExceptions = False  # Hydra logs to stdout; its reader may close it
+        settings, lenient = list[str](), words
         if not (
             options.shell_completion
             or options.hydra_help
             or options.version
             or options.experimental_rerun
         ):
-            words = self._check(words)
-        self._call_hydra(words)
+            with uncollected():
+                lenient, settings = self._check(words)
+        try:
+            self._call_hydra([*words, *settings])
+        except RefusedError:
+            self._call_hydra([*lenient, *settings])
 
-    def _check(self, words: Sequence[str]) -> list[str]:
-        """The words for Hydra, with its folder; refused with all mistakes in them."""
+    def _check(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
+        """The words in a form that Hydra never refuses, and words for the folder of the run or
+        sweep; refused with all mistakes.
+        """
+        command, settings = COMMANDS[self.name], dict[str, Any]()
         with composer(*self._yaml(words)) as yaml:
-            usable, composed, mistakes = yaml.compose_usable(words)
+            lenient, composed, mistakes = yaml.compose_usable(words)
+            overrides = yaml.read(lenient)[0]
+            several = self.options.multirun or composed.hydra.mode == RunMode.MULTIRUN
+            mistakes += [
+                f"{o.input_line}: a run takes one value; --multirun is for several."
+                for o in overrides
+                if o.is_sweep_override() and not several
+            ]
             try:
-                settings = self._settings(yaml, composed, usable)
+                if self.options.cfg or self.options.info:
+                    checked(command, *plain(composed, complete=False))
+                elif several:
+                    settings = check_sweep(command, yaml, composed, overrides)
+                else:
+                    settings = check_run(command, composed)
             except ConfigError as error:
                 mistakes.append(str(error))
         if mistakes:
             raise ConfigError("\n".join(mistakes))
-        return [*usable, *(f"{key}={quoted(value)}" for key, value in settings.items())]
-
-    def _settings(
-        self, yaml: Composer, composed: DictConfig, words: Sequence[str]
-    ) -> dict[str, Any]:
-        """Hydra's settings for the run or sweep."""
-        command = COMMANDS[self.name]
-        overrides = yaml.read(words)[0]
-        if self.options.multirun or composed.hydra.mode == RunMode.MULTIRUN:
-            return check_sweep(command, yaml, composed, overrides)
-        mistakes = [
-            f"{override.input_line}: a run takes one value; --multirun is for several."
-            for override in overrides
-            if override.is_sweep_override()
-        ]
-        try:
-            if not self.options.cfg and not self.options.info:
-                settings = check_run(command, composed)
-            else:
-                settings = {}
-                checked(command, *plain(composed, complete=False))
-        except ConfigError as error:
-            mistakes.append(str(error))
-        if mistakes:
-            raise ConfigError("\n".join(mistakes))
-        return settings
+        return lenient, [f"{key}={quoted(value)}" for key, value in settings.items()]
 
     def _yaml(self, words: Sequence[str]) -> tuple[str, list[str], list[Path]]:
         """The YAML that options and words name, for `composer`."""
@@ -177,6 +176,8 @@ class Application:
         try:
             with env_override({"HYDRA_FULL_ERROR": "1"}), redirect_stderr(stderr):
                 application(job)()
+        except ConfigCompositionException as error:
+            raise RefusedError(first_line(error)) from error
         except HydraException as error:
             raise ConfigError(first_line(error)) from error
         except OSError as error:

@@ -6,7 +6,7 @@ let through, so that the parser, which knows all settings, can say what may have
 
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -142,53 +142,53 @@ class Composer:
     def compose_usable(self, words: Sequence[str]) -> tuple[list[str], DictConfig, list[str]]:
         """The words that can be used, the settings that they make, and messages on the others.
 
-        Where Hydra refuses the words as they are, `key=value` becomes `++key=value` for a key that
-        is not in the YAML: it may be below one that is null, or else the parser will refuse it. Of
-        several values of a setting the first counts.
+        `key=value` becomes `++key=value`, which Hydra never refuses: the key may be below one that
+        is null, or else the parser will refuse it. Of several values of a setting the first counts.
         """
         overrides, mistakes = self.read(words)
-        no_choice = any(o.value() is None and self.options(o.key_or_group) for o in overrides)
-        if not mistakes and not no_choice:
-            with suppress(ConfigError):
-                return list(words), self.compose(expand(overrides, False).words[0]), []
-        usable, more = self._without_mistakes(overrides)
-        mistakes += more
-        try:
-            example = expand(self.read(usable)[0], False).words[0]
-            return usable, self.compose(example), mistakes
-        except ConfigError as error:
-            raise ConfigError("\n".join([*mistakes, str(error)])) from error
-
-    def _without_mistakes(self, overrides: Sequence[Override]) -> tuple[list[str], list[str]]:
-        usable, settings, mistakes = [], [], []
+        usable = []
         for override in overrides:
-            key, options = override.key_or_group, self.options(override.key_or_group)
-            if override.is_delete() or not (options or key == "hydra.searchpath"):
-                settings.append(override)
-                continue
-            chosen = _chosen(override) if options else []
-            unknown = [choice for choice in chosen if choice.removesuffix(".yaml") not in options]
-            mistakes += [unknown_choice(key, choice, options) for choice in unknown]
-            usable += [] if unknown else [override]
-        known = self.compose(expand(usable, False).words[0])
-        words = [str(override.input_line) for override in usable]
+            word, key = str(override.input_line), override.key_or_group
+            options = self.options(key)
+            if options and not override.is_delete():
+                unknown = [c for c in _chosen(override) if c.removesuffix(".yaml") not in options]
+                mistakes += [unknown_choice(key, choice, options) for choice in unknown]
+                usable += [] if unknown else [word]
+            else:
+                typed = override.is_delete() or key.startswith("hydra.")
+                usable.append(word if typed else f"++{word.lstrip('+')}")
+        try:
+            return usable, self._compose_example(usable), mistakes
+        except ConfigError as error:
+            unknown_words = self._unknown_hydra_words(usable)
+            mistakes += unknown_words.values() if unknown_words else [str(error)]
+            if not unknown_words:
+                raise ConfigError("\n".join(mistakes)) from error
+        usable = [word for word in usable if word not in unknown_words]
+        return usable, self._compose_example(usable), mistakes
+
+    def _compose_example(self, words: Sequence[str]) -> DictConfig:
+        return self.compose(expand(self.read(words)[0], all_points=False).words[0])
+
+    def _unknown_hydra_words(self, words: Sequence[str]) -> dict[str, str]:
+        """Messages on the words for settings of Hydra that do not exist, by word."""
+        overrides = self.read(words)[0]
+        settings = [o for o in overrides if o.key_or_group.startswith("hydra.")]
+        known = self._compose_example(
+            [str(o.input_line) for o in overrides if o not in settings or "searchpath" in str(o)]
+        )
+        messages = {}
         for override in settings:
             word = str(override.input_line)
             parent, _, key = override.key_or_group.rpartition(".")
-            place = OmegaConf.select(known, parent) if parent else known
-            exists = isinstance(place, DictConfig) and key in place
-            added = override.is_add() or override.is_force_add()
-            if override.is_delete() or (exists and not added):
-                words.append(word)
-            elif not parent.startswith("hydra"):
-                words.append(f"++{word.lstrip('+')}")
-            elif added:
-                words.append(word)
-            elif isinstance(place, DictConfig):
-                mistakes.append(f"{word}: unknown setting. {suggest(key, map(str, place))}")
-            else:
-                mistakes.append(f"{word}: unknown setting. To add it, write +{word}.")
-        return words, mistakes
+            place = OmegaConf.select(known, parent)
+            if override.is_add() or override.is_force_add():
+                continue
+            if not isinstance(place, DictConfig):
+                messages[word] = f"{word}: unknown setting. To add it, write +{word}."
+            elif key not in place:
+                messages[word] = f"{word}: unknown setting. {suggest(key, map(str, place))}"
+        return messages
 
 
 def _chosen(override: Override) -> list[str]:
