@@ -10,8 +10,6 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, read_write
 
-from hydra_plugins.vision_launchers.local import compose_jobs
-
 
 @dataclass
 class PlanLauncherConfig:
@@ -41,10 +39,11 @@ class PlanLauncher(Launcher):
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
         """Print a batch of jobs."""
+        from vision.cli.checks import differences
+        from vision.cli.composition import compose_jobs
+
         jobs = compose_jobs(self.hydra_context, self.config, job_overrides, initial_job_idx)
-        common = set[str].intersection(*(set(job.overrides) for job in jobs))
-        for job in jobs:
-            own = [word for word in job.overrides if word not in common]
+        for job, own in zip(jobs, differences(job_overrides), strict=True):
             print("--- #", *(own or job.overrides))
-            print(OmegaConf.to_yaml(job.settings()), end="")
+            print(OmegaConf.to_yaml(job.settings), end="")
         return [JobReturn(overrides=job.overrides, status=JobStatus.COMPLETED) for job in jobs]

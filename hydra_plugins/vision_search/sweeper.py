@@ -20,7 +20,6 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
-from hydra_plugins.vision_launchers.local import compose_jobs
 from hydra_plugins.vision_search.sweep_grammar import read_space
 from vision.config import ConfigError, parse
 from vision.sweeps.configs import SearchConfig
@@ -75,6 +74,7 @@ class SearchSweeper(Sweeper):
             lines = [f"hydra.sweeper.{line}" for line in str(error).splitlines()]
             raise ConfigError("\n".join(lines)) from error
         self.hydra_context = hydra_context
+        self.task_function = task_function
         self.config = config.copy()  # launcher=plan changes the folder of the sweep in its own
         given = any("hydra.launcher.parallel=" in word for word in config.hydra.overrides.hydra)
         if config.hydra.launcher.get("parallel") == 1 and not given:
@@ -86,14 +86,16 @@ class SearchSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """Check the settings, then run the study; returns the objectives of the best trials."""
-        from vision.cli.callback import check_jobs
+        from vision.cli.application import Job
+        from vision.cli.checks import check_jobs
         from vision.cli.commands import COMMANDS
-        from vision.cli.composition import Composer, Jobs
+        from vision.cli.composition import Composer
 
         assert self.config is not None and self.hydra_context is not None
         import_optuna()
         hydra = self.config.hydra
-        command = COMMANDS[hydra.callbacks.settings.command]
+        assert isinstance(self.task_function, Job)
+        command = COMMANDS[self.task_function.command]
         if command.config is not TrainConfig:
             raise ConfigError("hydra/sweeper=search is for train, which has an objective.")
         composer = Composer(hydra.job.config_name, tuple(hydra.overrides.hydra))
@@ -109,7 +111,7 @@ class SearchSweeper(Sweeper):
             for point in points_to_check(space)
         ]
         try:
-            checked = check_jobs(command, composer, Jobs(fixed, list(space), points))
+            checked = check_jobs(command, composer, points)
         except ConfigError as error:
             raise ConfigError("\n".join([str(error), *_integer_advice(space, error)])) from error
         configs = [point.config for point in checked]
@@ -146,6 +148,8 @@ class LaunchedTrials:
         """
         from vision.cli.composition import quoted
 
+        for trial in trials:
+            self._find(trial)[0].refuse_if_locked()
         assert self._sweeper.launcher is not None
         batch = [
             [*self._words(trial), f"hydra.sweep.subdir={quoted(self.folder(trial).name)}"]
@@ -184,10 +188,12 @@ class LaunchedTrials:
 
     def _find(self, trial: Trial) -> tuple[Run, TrainConfig]:
         if trial.number not in self._runs:
+            from vision.cli.composition import compose_jobs
+
             context, config = self._sweeper.hydra_context, self._sweeper.config
             assert context is not None and config is not None
             job = compose_jobs(context, config, [self._words(trial)], trial.number)[0]
-            self._runs[trial.number] = Run(job.folder), parse(TrainConfig, job.settings())
+            self._runs[trial.number] = Run(job.folder), parse(TrainConfig, job.settings)
         return self._runs[trial.number]
 
 

@@ -15,7 +15,8 @@ import pytest
 from noted_calls import NoteCalls
 from omegaconf import OmegaConf
 
-from vision.cli.app import OPTIONS, main
+from vision.cli.app import main
+from vision.cli.application import OPTIONS
 from vision.cli.listing import CONFIGS
 from vision.config import ConfigError
 from vision.training.configs import TrainConfig
@@ -137,12 +138,13 @@ def test_cfg_shows_settings_of_the_job_of_hydra_or_all(capsys: pytest.CaptureFix
     assert shown["all"].keys() == {*shown["job"], "hydra"}  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("options", [["-c", "hydra", "-p", "hydra.job", "--resolve"]])
-def test_package_and_resolve(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", *options[:-1]]) == 0
-    assert "name: ${hydra.callbacks.settings.command}" in capsys.readouterr().out
-    assert main(["predict", *options]) == 0
-    assert "name: predict" in capsys.readouterr().out
+def test_package_and_resolve(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["-c", "hydra", "-p", "hydra.job.env_set"]
+    words = ["predict", "+hydra.job.env_set.OF=${hydra.job.name}", *options]
+    assert main(words) == 0
+    assert "OF: ${hydra.job.name}" in capsys.readouterr().out
+    assert main([*words, "--resolve"]) == 0
+    assert "OF: predict" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -162,6 +164,18 @@ def test_info(what: str, text: str) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert text in result.stdout
+
+
+@pytest.mark.parametrize("option", ["--info", "--hydra-help", "--cfg=hydra"])
+def test_reader_that_closes_the_pipe_early_is_no_error(option: str) -> None:
+    ended = subprocess.run(
+        f"set -o pipefail; {sys.executable} -m vision train {option} | head -1",
+        executable="/bin/bash",
+        shell=True,
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -246,6 +260,48 @@ def test_refused_run_keeps_its_files_as_they_are(
     assert main(["train", "name=a", "device=cpu"]) == 0  # finished
     files = {file: file.read_bytes() for file in Path("outputs").rglob("*") if file.is_file()}
     assert files == before
+
+
+@pytest.fixture
+def in_progress(trained: Trained) -> Iterator[dict[Path, bytes]]:
+    """The files of the runs of outputs/s; another process holds the lock of the first."""
+    assert main(["train", "-m", "hydra/launcher=basic", "seed=1,2", "name=s"]) == 0
+    for seed in (1, 2):
+        Run(Path(f"outputs/s/seed-{seed}")).write("status.json", {"status": "running", "step": 1})
+    lock = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX);"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", f"{lock} print(flush=True); input()", "outputs/s/seed-1/.lock"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdin is not None and holder.stdout is not None
+    holder.stdout.readline()
+    trained.clear()
+    yield {file: file.read_bytes() for file in Path("outputs").rglob("*") if file.is_file()}
+    holder.communicate()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["hydra.run.dir=outputs/s/seed-1", "seed=1", "device=cpu"],
+        ["-m", "hydra/launcher=basic", "name=s", "seed=1,2", "device=cpu"],
+        ["-m", "hydra/launcher=local", "name=s", "seed=1,2", "device=cpu"],
+    ],
+    ids=["run", "sweep", "local"],
+)
+def test_run_in_progress_keeps_its_files_as_they_are(
+    words: list[str],
+    in_progress: dict[Path, bytes],
+    trained: Trained,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["train", *words]) == 2
+    message = capsys.readouterr().err
+    assert "outputs/s/seed-1 is being trained" in message and "seed-2" not in message
+    assert trained == []
+    files = {file: file.read_bytes() for file in Path("outputs").rglob("*") if file.is_file()}
+    assert files == in_progress
 
 
 @pytest.mark.parametrize("variable", ["RANK", "LOCAL_RANK"])
@@ -436,7 +492,17 @@ def test_sweep_with_a_failed_job_ends_with_code_1_after_the_others(
     monkeypatch.setattr(loop, "train", train)
     assert main(["train", "-m", "hydra/launcher=basic", "seed=1,2"]) == 1
     assert [config.seed for config, _ in trained] == [2]
-    assert "not with this seed" in capsys.readouterr().err
+    message = "error: seed-1: not with this seed"
+    assert capsys.readouterr().err.splitlines()[-1] == message
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_error_of_a_job_of_the_default_launcher_is_worded_once(parallel: int) -> None:
+    words = ["info", "-m", "hydra/launcher=local", f"hydra.launcher.parallel={parallel}"]
+    result = run_process(*words, "model=vit_tiny,auto", "data.image_size=32")
+    assert result.returncode == 1
+    assert result.stderr.count("model=auto takes the model from weights") == 1
+    assert "Error executing job" not in result.stderr
 
 
 def test_folder_that_cannot_be_made_is_named(

@@ -38,7 +38,7 @@ class Command:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """Disable garbage collection: a short command would spend a fifth of its time on scanning the
     modules that it imports.
     """
@@ -63,7 +63,7 @@ class InfoConfig(Config):
     """A table, or JSON for other programs."""
 
 
-@_uncollected()
+@uncollected()
 def _info(config: InfoConfig) -> int:
     from vision.models.cost.count import as_dict, cost, table
 

@@ -15,11 +15,14 @@ from typing import Any
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.utils import setup_globals
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig, OmegaConf
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from vision.cli.commands import Choices
@@ -36,7 +39,10 @@ def compose(
     With `complete`, every mandatory value must be there.
     """
     with composer(name) as yaml:
-        return plain(yaml.compose(yaml.usable(overrides)), complete)
+        _, composed, mistakes = yaml.compose_usable(overrides)
+        if mistakes:
+            raise ConfigError("\n".join(mistakes))
+        return plain(composed, complete)
 
 
 @contextmanager
@@ -55,6 +61,8 @@ def quoted(value: Any) -> str:
     """A value as Hydra's grammar takes it, whatever its characters."""
     if isinstance(value, list):
         return f"[{','.join(map(quoted, value))}]"
+    if value is None:
+        return "null"
     escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"' if isinstance(value, str) else escaped
 
@@ -84,7 +92,7 @@ def first_line(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Composer:
-    """Composes one YAML file with different words, within a Hydra application or `own_hydra`."""
+    """Composes one YAML file with different words, within a Hydra application or `composer`."""
 
     name: str
     hydra_words: tuple[str, ...] = ()
@@ -131,43 +139,51 @@ class Composer:
                 mistakes.append(str(error))
         return overrides, mistakes
 
-    def usable(self, words: Sequence[str]) -> list[str]:
-        """The words in a form that composes; refused if there is none."""
-        lenient, mistakes = self.lenient(words)
-        if mistakes:
-            raise ConfigError("\n".join(mistakes))
-        return lenient
+    def compose_usable(self, words: Sequence[str]) -> tuple[list[str], DictConfig, list[str]]:
+        """The words that can be used, the settings that they make, and messages on the others.
 
-    def lenient(self, words: Sequence[str], several: bool = False) -> tuple[list[str], list[str]]:
-        """The words with `key=value` written as `++key=value`, and messages on those that cannot be
-        used. With `several` a word may have more than one value.
+        `key=value` becomes `++key=value`, which Hydra never refuses: the key may be below one that
+        is null, or else the parser will refuse it. Of several values of a setting the first counts.
         """
         overrides, mistakes = self.read(words)
-        lenient = []
+        usable = []
         for override in overrides:
-            word, group = str(override.input_line), override.key_or_group
-            options = self.options(group)
-            if override.is_sweep_override() and not several:
-                mistakes.append(f"{word}: a run takes one value; --multirun is for several.")
-            elif options and not override.is_delete():
+            word, key = str(override.input_line), override.key_or_group
+            options = self.options(key)
+            if options and not override.is_delete():
                 unknown = [c for c in _chosen(override) if c.removesuffix(".yaml") not in options]
-                mistakes += [unknown_choice(group, choice, options) for choice in unknown]
-                lenient += [] if unknown else [word]
+                mistakes += [unknown_choice(key, choice, options) for choice in unknown]
+                usable += [] if unknown else [word]
             else:
-                lenient.append(word if override.is_delete() else f"++{word.lstrip('+')}")
-        return lenient, mistakes
+                typed = override.is_delete() or key.startswith("hydra.")
+                usable.append(word if typed else f"++{word.lstrip('+')}")
+        try:
+            return usable, self._compose_example(usable), mistakes
+        except ConfigError as error:
+            unknown_words = self._unknown_hydra_words(usable)
+            mistakes += unknown_words.values() if unknown_words else [str(error)]
+            if not unknown_words:
+                raise ConfigError("\n".join(mistakes)) from error
+        usable = [word for word in usable if word not in unknown_words]
+        return usable, self._compose_example(usable), mistakes
 
-    def unknown_hydra_words(self, words: Sequence[str] = ()) -> dict[str, str]:
-        """Messages on the words for Hydra's own settings that do not exist with these `words`."""
-        overrides = [o for o in self.read(self.hydra_words)[0] if not o.is_force_add()]
-        settings = [o for o in overrides if not o.is_add() and o.key_or_group[:6] == "hydra."]
-        groups = [w for w in self.hydra_words if w.startswith(("hydra/", "hydra.searchpath="))]
-        known = Composer(self.name, tuple(groups)).compose(words) if settings else None
+    def _compose_example(self, words: Sequence[str]) -> DictConfig:
+        return self.compose(expand(self.read(words)[0], all_points=False).words[0])
+
+    def _unknown_hydra_words(self, words: Sequence[str]) -> dict[str, str]:
+        """Messages on the words for settings of Hydra that do not exist, by word."""
+        overrides = self.read(words)[0]
+        settings = [o for o in overrides if o.key_or_group.startswith("hydra.")]
+        known = self._compose_example(
+            [str(o.input_line) for o in overrides if o not in settings or "searchpath" in str(o)]
+        )
         messages = {}
         for override in settings:
             word = str(override.input_line)
             parent, _, key = override.key_or_group.rpartition(".")
-            place = OmegaConf.select(known, parent) if known is not None else None
+            place = OmegaConf.select(known, parent)
+            if override.is_add() or override.is_force_add():
+                continue
             if not isinstance(place, DictConfig):
                 messages[word] = f"{word}: unknown setting. To add it, write +{word}."
             elif key not in place:
@@ -185,7 +201,7 @@ def _chosen(override: Override) -> list[str]:
 
 @dataclass(frozen=True)
 class Jobs:
-    """The jobs of a sweep."""
+    """The jobs of a sweep, as words."""
 
     fixed: dict[str, str]
     """The words with one value, by their setting."""
@@ -218,3 +234,34 @@ def expand(overrides: Sequence[Override], all_points: bool) -> Jobs:
     fixed = {key: words[0] for key, words in values.items() if key not in swept}
     jobs = [list(words) for words in itertools.product(*values.values())]
     return Jobs(fixed, swept, jobs if all_points else jobs[:1])
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """A job of a sweep, composed within Hydra."""
+
+    overrides: list[str]
+    config: DictConfig
+    """The settings of the command, and those of Hydra as `hydra`."""
+    settings: dict[str, Any]
+    """The settings of the command, resolved."""
+    folder: Path
+
+
+def compose_jobs(
+    context: HydraContext, config: DictConfig, batch: Sequence[Sequence[str]], first: int
+) -> list[SweepJob]:
+    """Compose the settings of every job, numbered from `first`, for a launcher or a sweeper."""
+    setup_globals()
+    jobs = []
+    for number, overrides in enumerate(batch, first):
+        job = context.config_loader.load_sweep_config(config, list(overrides))
+        with open_dict(job):
+            job.hydra.job.id = job.hydra.job.num = number
+        HydraConfig.instance().set_config(job)  # for references such as ${hydra:job.num}
+        sweep = job.hydra.sweep
+        with read_write(job.hydra):
+            sweep.subdir = str(sweep.subdir)
+        folder = Path(sweep.dir, sweep.subdir)
+        jobs.append(SweepJob(list(overrides), job, plain(job)[0], folder))
+    return jobs

@@ -170,6 +170,15 @@ class Run:
             return "resume"  # to its end, without the search that stopped it
         return "finished" if status["status"] in ("finished", "pruned") else "resume"
 
+    def refuse_if_locked(self) -> None:
+        """Refuse a run that another process trains at this moment.
+
+        Not for the process that holds the lock: closing a file gives up all its locks.
+        """
+        descriptor = _lock(self.folder) if (self.folder / ".lock").exists() else None
+        if descriptor is not None:
+            os.close(descriptor)
+
     def stored_settings(self) -> Mapping[str, Any]:
         """The settings that the run was started with."""
         return self.read("config.json")

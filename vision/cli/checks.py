@@ -1,0 +1,177 @@
+"""Checks before Hydra makes a folder or starts a job: settings are parsed, runs are decided on."""
+
+import atexit
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from vision.cli.commands import Choices, Command
+from vision.cli.composition import Composer, Jobs, expand, plain
+from vision.cli.synonyms import remedy
+from vision.config import ConfigError, parse
+from vision.sweeps.cluster import cluster_settings
+from vision.sweeps.points import point_folder
+from vision.training.configs import TrainConfig
+from vision.training.run.run_folder import Run, find_run, run_name
+
+
+def checked(command: Command, values: Mapping[str, Any], chosen: Choices) -> Any:
+    """The config of a command; names of settings in other tools are answered with ours."""
+    return parse(command.config, values, partial(remedy, command.config, chosen))
+
+
+def check_run(command: Command, composed: DictConfig) -> dict[str, Any]:
+    """Parse the settings of a run and decide whether it is new, to be resumed, finished or refused.
+
+    Returns Hydra's settings for it: a run that is refused or finished keeps its files as they are.
+    """
+    values, chosen = plain(composed)
+    config = checked(command, values, chosen)
+    if not isinstance(config, TrainConfig):
+        return {}
+    run = find_run(config, _label(chosen))
+    if composed.hydra.run.dir != "auto":
+        run = Run(Path(composed.hydra.run.dir))
+    place = {"hydra.run.dir": str(run.folder)}
+    first_process = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
+    if run.decision(config) == "finished" or not first_process:
+        return {**place, "hydra.output_subdir": None, "hydra.job_logging.root": None}
+    run.refuse_if_locked()
+    return place
+
+
+def check_sweep(
+    command: Command, composer: Composer, example: DictConfig, overrides: Sequence[Override]
+) -> dict[str, Any]:
+    """Parse the settings of all jobs that are known beforehand, and decide on their runs.
+
+    `example` has the settings of one job. Returns Hydra's settings for the sweep.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            "a sweep starts its own processes: start it without torchrun. For several processes "
+            "per run: hydra/launcher=submitit_local hydra.launcher.tasks_per_node=2."
+        )
+    hydra = example.hydra
+    known = hydra.runtime.choices["hydra/sweeper"] == "basic"
+    params = OmegaConf.select(hydra, "sweeper.params") or {}
+    in_yaml = composer.read([f"{key}={value}" for key, value in params.items()])[0]
+    jobs = expand([*in_yaml, *overrides], known)
+    points = check_jobs(command, composer, jobs.words)
+    exclude = "hydra.job.config.override_dirname.exclude_keys"
+    excluded = [*OmegaConf.select(example, exclude), *jobs.fixed]
+    settings: dict[str, Any] = {
+        exclude: [key for key in excluded if not key.startswith("hydra")],
+        **cluster_settings(hydra.runtime.choices["hydra/launcher"], jobs.fixed),
+    }
+    if hydra.sweep.dir == "auto":
+        settings["hydra.sweep.dir"] = _sweep_folder(command, composer, jobs)
+    if command.config is TrainConfig and known:
+        _check_runs(points, settings)
+    return settings
+
+
+@dataclass(frozen=True)
+class Point:
+    """One job of a sweep."""
+
+    composed: DictConfig
+    config: Any
+
+
+def check_jobs(command: Command, composer: Composer, jobs: Sequence[Sequence[str]]) -> list[Point]:
+    """The jobs of a sweep, given as words, with their parsed configs; refused if one of them has a
+    mistake.
+    """
+    points, mistakes = [], dict[str, list[str]]()
+    for words, own in zip(jobs, differences(jobs), strict=True):
+        try:
+            composed = composer.compose(words)
+            points.append(Point(composed, checked(command, *plain(composed))))
+        except ConfigError as error:
+            mistakes.setdefault(str(error), []).append(" ".join(own))
+    if mistakes:
+        raise ConfigError(
+            "\n".join(
+                text
+                if len(found) == len(jobs)
+                else f"in {len(found)} of {len(jobs)} jobs, such as {found[0]}:\n{text}"
+                for text, found in mistakes.items()
+            )
+        )
+    return points
+
+
+def _check_runs(points: Sequence[Point], settings: Mapping[str, Any]) -> None:
+    """Refuse equal points, runs that were started with other settings, and runs in progress."""
+    folders, mistakes = Counter[Path](), []
+    for number, point in enumerate(points):
+        config = point.composed
+        for key, value in {**settings, "hydra.job.num": number, "hydra.job.id": number}.items():
+            OmegaConf.update(config, key, value)
+        run = Run(Path(config.hydra.sweep.dir) / config.hydra.sweep.subdir)
+        folders[run.folder] += 1
+        try:
+            if run.decision(point.config) != "finished":
+                run.refuse_if_locked()
+        except ConfigError as error:
+            mistakes.append(str(error))
+    twice = [str(folder) for folder, n in folders.items() if n > 1]
+    if twice:
+        mistakes.insert(0, f"two runs of the sweep are the same: {', '.join(twice)}.")
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+
+
+def _sweep_folder(command: Command, composer: Composer, jobs: Jobs) -> str:
+    """Folder of a sweep; its name follows from the settings with one value, so that further values
+    of a swept setting join the same sweep.
+    """
+    if command.config is not TrainConfig:  # which is to leave nothing behind
+        folder = tempfile.mkdtemp(prefix="vision-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return folder
+    if "name" in jobs.swept:
+        raise ConfigError("name: the name is the sweep's; give it one value.")
+    values, chosen = plain(composer.compose(list(jobs.fixed.values())), complete=False)
+    name = values["name"]
+    if name == "auto":
+        name = run_name(values, "-".join(filter(None, ["sweep", _label(chosen, jobs.swept)])))
+    sweep = Path(values["output"]) / name
+    if Run(sweep).status():
+        raise ConfigError(f"name: {sweep} is a single run; choose another name.")
+    return str(sweep)
+
+
+def differences(jobs: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The words of each job that not all jobs have."""
+    common = set[str].intersection(*map(set, jobs))
+    return [[word for word in job if word not in common] for job in jobs]
+
+
+def _label(chosen: Choices, without: Sequence[str] = ()) -> str:
+    """Names of model and data, for the name of a run that has none of its own."""
+    return "-".join(chosen[group] for group in ("model", "data") if group not in without)
+
+
+def _point_name(sweep: str, words: ListConfig, fixed: Sequence[str]) -> str:
+    """Resolve ${point_name:folder of the sweep,words of a job,settings with one value}."""
+    texts = OmegaConf.to_container(words, resolve=False)  # with references such as ${seed}
+    assert isinstance(texts, list)
+    overrides = OverridesParser.create().parse_overrides(list(map(str, texts)))
+    swept = {o.key_or_group: o.value() for o in overrides if o.key_or_group not in fixed}
+    return point_folder(Path(sweep), swept)
+
+
+# Every process that runs jobs imports this module, along with the function of the job.
+OmegaConf.register_new_resolver("point_name", _point_name, replace=True)
