@@ -50,7 +50,8 @@ from vision.data.order import BatchOrder
 from vision.data.preprocess import resolve_preprocess
 from vision.data.sources.build_source import build_source
 from vision.data.sources.source import Source
-from vision.data.tools.prepare import Settings, prepare_split
+from vision.data.tools.configs import PrepareConfig
+from vision.data.tools.prepare import prepare_split
 
 SIZE, BATCH = 224, 32
 POLICY, ERASE = "rand-m9-mstd0.5-inc1", 0.25
@@ -132,8 +133,16 @@ def generated_photo(number: int) -> Image.Image:
 
 
 def prepare_shards(source: Source, output: Path) -> Source:
-    settings = Settings(short_side=256, image_format="jpeg", quality=90, shard_size=100)
-    prepare_split(source, "train", output, settings)
+    settings = {
+        "data": read_config("data/shapes"),  # not read: the source is given
+        "output": str(output),
+        "short_side": 256,
+        "image_format": "jpeg",
+        "quality": 90,
+        "shard_size": 100,
+        "workers": 0,
+    }
+    prepare_split(source, "train", parse(PrepareConfig, settings))
     values = read_config("data/webdataset")
     config = parse(ShardsConfig, {**values, "root": str(output), "val": None})
     return build_source(config, "train")

@@ -179,7 +179,7 @@ def test_help_of_every_command_has_no_empty_heading(
 def test_help_of_train_lists_recipes_and_experiments(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "recipe: bitfit, deit" in text and "experiment: cifar10_resnet" in text
+    assert "recipe: bitfit, deit" in text and "experiment: cifar10_" in text
     assert "loss.kind=cross_entropy" in text and "(cross_entropy | bce)" in text
 
 

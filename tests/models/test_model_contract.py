@@ -164,7 +164,7 @@ def test_model_learns_a_batch_by_heart(config: ModelConfig) -> None:
         loss = F.cross_entropy(model(images), labels)
         optimiser.zero_grad()
         loss.backward()
-        assert all(p.grad is not None for p in model.parameters())
+        assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
         optimiser.step()
         losses.append(loss.item())
     assert losses[-1] < 0.6 * losses[0], losses
@@ -182,7 +182,7 @@ def test_model_runs_on_fake_tensors(config: Any) -> None:
         with FakeTensorMode():
             model = family(config, size_for(config), 3, 5)
             model(torch.empty(2, 3, *size)).sum().backward()
-            assert all(parameter.grad is not None for parameter in model.parameters())
+            assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 
 def assert_compiled_is_equal(config: ModelConfig, training: bool, backend: str) -> None:
@@ -195,7 +195,7 @@ def assert_compiled_is_equal(config: ModelConfig, training: bool, backend: str) 
         with torch.no_grad():
             assert torch.allclose(compiled(images), model(images), atol=1e-5)
         return
-    parameters = dict(model.named_parameters())
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     found = torch.autograd.grad((compiled(images) * weighting).sum(), [*parameters.values()])
     wanted = torch.autograd.grad((model(images) * weighting).sum(), [*parameters.values()])
     for name, a, b in zip(parameters, found, wanted, strict=True):
