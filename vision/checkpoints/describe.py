@@ -25,8 +25,7 @@ from vision.checkpoints.fit.infer_swin import swin_values
 from vision.checkpoints.fit.infer_vit import vit_values
 from vision.checkpoints.fit.timm_weights import describe_timm
 from vision.checkpoints.layouts.recognise import convert_names, recognise
-from vision.checkpoints.layouts.rules import Converted
-from vision.checkpoints.layouts.tensor_shapes import need, stem_shape
+from vision.checkpoints.layouts.rules import Converted, need, stem_shape
 from vision.checkpoints.metadata import Metadata, StoredWeights, architecture_of, read_metadata
 from vision.checkpoints.native.run_record import LoraRecord, RunRecord, check_sizes, run_record
 from vision.config import ConfigError, pair, parse, suggest

@@ -22,9 +22,9 @@ from hydra.errors import ConfigCompositionException, HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from vision.cli.checks import check_run, check_sweep, checked
+from vision.cli.checks import check_run, check_sweep
 from vision.cli.commands import COMMANDS, Choices, Command, uncollected
-from vision.cli.composition import composer, first_line, plain, quoted
+from vision.cli.composition import checked, composer, first_line, plain, quoted
 from vision.cli.help import command_help
 from vision.cli.listing import CONFIGS
 from vision.config import ConfigError, UserError, suggest
@@ -140,8 +140,10 @@ class Application:
                     checked(command, *plain(composed, complete=False))
                 elif several:
                     settings = check_sweep(command, yaml, composed, overrides)
-                else:
+                elif command.config is TrainConfig:
                     settings = check_run(command, composed)
+                else:
+                    checked(command, *plain(composed))
             except ConfigError as error:
                 mistakes.append(str(error))
         if mistakes:

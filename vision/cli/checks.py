@@ -7,7 +7,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,12 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from vision.cli.commands import Choices, Command
-from vision.cli.composition import Composer, Jobs, expand, plain
-from vision.cli.synonyms import remedy
-from vision.config import ConfigError, parse
+from vision.cli.composition import Composer, Jobs, checked, expand, plain
+from vision.config import ConfigError
 from vision.sweeps.cluster import cluster_settings
 from vision.sweeps.points import point_folder
 from vision.training.configs import TrainConfig
 from vision.training.run.run_folder import Run, find_run, run_name
-
-
-def checked(command: Command, values: Mapping[str, Any], chosen: Choices) -> Any:
-    """The config of a command; names of settings in other tools are answered with ours."""
-    return parse(command.config, values, partial(remedy, command.config, chosen))
 
 
 def check_run(command: Command, composed: DictConfig) -> dict[str, Any]:
@@ -37,8 +30,7 @@ def check_run(command: Command, composed: DictConfig) -> dict[str, Any]:
     """
     values, chosen = plain(composed)
     config = checked(command, values, chosen)
-    if not isinstance(config, TrainConfig):
-        return {}
+    assert isinstance(config, TrainConfig)
     run = find_run(config, _label(chosen))
     if composed.hydra.run.dir != "auto":
         run = Run(Path(composed.hydra.run.dir))

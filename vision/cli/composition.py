@@ -5,7 +5,7 @@ let through, so that the parser, which knows all settings, can say what may have
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,10 +25,11 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from vision.cli.commands import Choices
+from vision.cli.commands import Choices, Command
 from vision.cli.help import shown
 from vision.cli.listing import CONFIGS, unknown_choice
-from vision.config import ConfigError, suggest
+from vision.cli.synonyms import remedy
+from vision.config import ConfigError, parse, suggest
 
 
 def compose(
@@ -265,3 +266,8 @@ def compose_jobs(
         folder = Path(sweep.dir, sweep.subdir)
         jobs.append(SweepJob(list(overrides), job, plain(job)[0], folder))
     return jobs
+
+
+def checked(command: Command, values: Mapping[str, Any], chosen: Choices) -> Any:
+    """The config of a command; names of settings in other tools are answered with ours."""
+    return parse(command.config, values, partial(remedy, command.config, chosen))

@@ -13,7 +13,7 @@ from torch import Tensor
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.fit.infer_vit import PLAIN
 from vision.checkpoints.fit.stored_windows import StoredStage, stored_stages, window_setting
-from vision.checkpoints.layouts.tensor_shapes import count, mlp_ratio, need, stem_shape
+from vision.checkpoints.layouts.rules import count, mlp_ratio, need, stem_shape
 from vision.checkpoints.metadata import StoredWeights
 from vision.config import Config, ConfigError, Size, pair, parse, square
 from vision.models.configs import Window, per_stage

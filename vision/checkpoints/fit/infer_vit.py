@@ -7,8 +7,14 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from vision.checkpoints.fit.stored_windows import square_window
-from vision.checkpoints.layouts.rules import Converted
-from vision.checkpoints.layouts.tensor_shapes import count, gated_mlp, mlp_ratio, need, stem_shape
+from vision.checkpoints.layouts.rules import (
+    Converted,
+    count,
+    gated_mlp,
+    mlp_ratio,
+    need,
+    stem_shape,
+)
 from vision.checkpoints.metadata import StoredWeights
 from vision.config import ConfigError, square
 from vision.models.layers import Grid, ceil_div

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.layouts.tensor_shapes import need
+from vision.checkpoints.layouts.rules import need
 from vision.config import square
 from vision.models.layers import Grid
 from vision.models.windows import clip_windows

@@ -17,7 +17,7 @@ from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.fit.infer_vit import PositionTable, position_table
 from vision.checkpoints.fit.stored_windows import square_window
 from vision.checkpoints.layouts.recognise import PositionMethod
-from vision.checkpoints.layouts.tensor_shapes import need, stem_shape
+from vision.checkpoints.layouts.rules import need, stem_shape
 from vision.config import ConfigError
 from vision.models.layers import Classifier, Grid, full_precision
 from vision.models.positions.added import LearnedPositions

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.layouts import rules
+from vision.checkpoints.layouts import biases, rules
 from vision.checkpoints.layouts.rules import (
     IMAGENET,
     MASK_TOKEN,
@@ -85,6 +85,6 @@ def dinov3_to_ours(tensors: Mapping[str, Tensor]) -> Converted:
         # A mask of NaN was never set: Meta's code starts with it and sets it to one, zero and one.
         bias = result.tensors.pop(name)
         bias = bias * torch.nan_to_num(mask.to(bias.dtype), nan=1.0)
-        rules.split_bias(result, name, bias, "a third of qkv.bias, masked")
+        biases.split_bias(result, name, bias, "a third of qkv.bias, masked")
     result.facts |= DINOV3_FACTS
     return result

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.layouts import rules
+from vision.checkpoints.layouts import biases
 from vision.checkpoints.layouts.rules import Asked, Converted, Usual
 
 _ANY = r"(?:\w+\.)*"
@@ -77,7 +77,7 @@ def to_ours(tensors: Mapping[str, Tensor]) -> Converted:
     ):
         result.facts["pool_norm"] = "after"  # the norm is part of the head
     _ask(result, any(re.fullmatch(rf"{_BLOCK}linear1\.weight", name) for name in tensors))
-    return rules.with_zero_biases(result)
+    return biases.with_zero_biases(result)
 
 
 def _name(name: str, tensor: Tensor) -> str | None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from vision.checkpoints.layouts import rules
+from vision.checkpoints.layouts import biases, rules
 from vision.checkpoints.layouts.rules import (
     BUFFERS,
     IMAGENET,
@@ -63,7 +63,7 @@ def swin_to_ours(tensors: Mapping[str, Tensor]) -> Converted:
         biased = name.removesuffix("logit_scale") + "qkv.bias"
         if biased in result.tensors:
             bias = result.tensors.pop(biased)
-            rules.split_bias(result, biased, bias, "a third of qkv.bias")
+            biases.split_bias(result, biased, bias, "a third of qkv.bias")
     result.preprocess |= IMAGENET | {"interpolation": "bicubic"}
     return result
 

@@ -13,7 +13,7 @@ from einops import rearrange
 from torch import Tensor
 
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.layouts import rules
+from vision.checkpoints.layouts import biases, rules
 from vision.checkpoints.layouts.rules import Converted, Rule, Usual
 from vision.checkpoints.layouts.timm.timm_names import square_patch
 
@@ -63,7 +63,7 @@ def to_ours(tensors: Mapping[str, Tensor]) -> Converted:
     _projections(result)
     result.facts |= {"norm_eps": 1e-5, "activation": "gelu"}
     _assume(result, normed_after="linear_head.0.weight" in plain)
-    return rules.with_zero_biases(result)
+    return biases.with_zero_biases(result)
 
 
 def _patches(result: Converted, tensors: Mapping[str, Tensor]) -> None:

@@ -6,9 +6,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from vision.checkpoints.layouts import rules
-from vision.checkpoints.layouts.rules import MASK_TOKEN, Converted, Rule, Usual, split_qkv, within
-from vision.checkpoints.layouts.tensor_shapes import gated_mlp
+from vision.checkpoints.layouts import biases, rules
+from vision.checkpoints.layouts.rules import (
+    MASK_TOKEN,
+    Converted,
+    Rule,
+    Usual,
+    gated_mlp,
+    split_qkv,
+    within,
+)
 
 IN_FILES, IN_MEMORY = ("query", "key", "value"), ("q_proj", "k_proj", "v_proj")
 """Names of queries, keys and values."""
@@ -72,7 +79,7 @@ def dinov3_to_ours(tensors: Mapping[str, Tensor]) -> Converted:
     plain = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     gated = any(name.endswith(".gate_proj.weight") for name in plain)
     key_bias = _add_biases(plain)
-    result = rules.with_zero_biases(rules.to_ours(_dinov3(gated, key_bias), [MASK_TOKEN], plain))
+    result = biases.with_zero_biases(rules.to_ours(_dinov3(gated, key_bias), [MASK_TOKEN], plain))
     if "reg_token" in result.tensors and not result.tensors["reg_token"].shape[1]:
         del result.tensors["reg_token"]
         result.ignored["embeddings.register_tokens"] = "empty: the model has no registers"

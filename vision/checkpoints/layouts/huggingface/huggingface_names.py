@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from vision.checkpoints.layouts import rules
+from vision.checkpoints.layouts import biases, rules
 from vision.checkpoints.layouts.huggingface import huggingface_dino, huggingface_towers
 from vision.checkpoints.layouts.huggingface.huggingface_dino import (
     EMBEDDING,
@@ -127,7 +127,7 @@ def to_ours(tensors: Mapping[str, Tensor]) -> Converted:
     if any(".blocks." in name for name in plain):
         return rules.to_ours((*SWIN, *SWIN_IN_MEMORY), IGNORED, plain)
     if any(".norm1." in name for name in plain):
-        return rules.with_zero_biases(rules.to_ours(huggingface_dino.DINOV2_ALL, IGNORED, plain))
+        return biases.with_zero_biases(rules.to_ours(huggingface_dino.DINOV2_ALL, IGNORED, plain))
     if _is_beit(plain):
         return _beit_to_ours(plain)
     result = rules.to_ours((*VIT, *DISTILLED_HEAD), IGNORED, plain)

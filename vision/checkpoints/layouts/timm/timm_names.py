@@ -26,11 +26,11 @@ from vision.checkpoints.layouts.rules import (
     NameTable,
     Rule,
     Usual,
+    gated_mlp,
     same,
     split_qkv,
     within,
 )
-from vision.checkpoints.layouts.tensor_shapes import gated_mlp
 
 BLOCK = (
     *("norm1.*", "attn.qkv.*", "attn.q_norm.*", "attn.k_norm.*", "attn.norm.*", "attn.proj.*"),

@@ -8,7 +8,7 @@ from timm.models import swin_transformer_v2 as second
 from torch import nn
 
 from vision.checkpoints.fit.stored_windows import window_setting
-from vision.checkpoints.layouts.tensor_shapes import mlp_ratio
+from vision.checkpoints.layouts.rules import mlp_ratio
 from vision.checkpoints.layouts.timm.timm_models import (
     Described,
     activation,

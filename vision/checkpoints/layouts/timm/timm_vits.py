@@ -23,7 +23,7 @@ from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import Block, ResPostBlock, VisionTransformer
 from torch import nn
 
-from vision.checkpoints.layouts.tensor_shapes import mlp_ratio
+from vision.checkpoints.layouts.rules import mlp_ratio
 from vision.checkpoints.layouts.timm.timm_models import (
     Described,
     activation,
