@@ -25,7 +25,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,6 @@ CONTENDERS: dict[str, tuple[str, ...]] = {
 }
 TIMM_VIT = "timm's ViT, timm's settings"
 EPOCHS = (0.5, 1, 2, 4, 8)
-TEST_IMAGES = 10_000
 
 
 def main() -> None:
@@ -107,7 +105,7 @@ def ours(point: Point, outputs: Path) -> Point:
     from training_loops import timed_training, training_config
 
     data = (
-        ("data=shapes", "data.image_size=32", "data.train_samples=50000")
+        ("data=shapes", "data.image_size=32", "data.train_samples=50000", "data.val_samples=100")
         if point["quick"]
         else ("data=cifar10", f"data.root={point['data']}")
     )
@@ -189,7 +187,7 @@ def register_cnn() -> None:
     from torch import Tensor, nn
 
     class RaceCnn(nn.Module):
-        """3 × 3 convolutions with batch norm in three stages (64 M MACs, 0.4 M parameters)."""
+        """3 × 3 convolutions with batch norm in three stages (60 M MACs, 0.45 M parameters)."""
 
         def __init__(self, num_classes: int = 10, in_chans: int = 3, **_: Any) -> None:
             super().__init__()
@@ -208,6 +206,9 @@ def register_cnn() -> None:
             self.body = nn.Sequential(*layers)
             self.num_features, self.num_classes = widths[-1], num_classes
             self.head = nn.Linear(widths[-1], num_classes)
+
+        def get_classifier(self) -> nn.Module:
+            return self.head
 
         def forward_features(self, x: Tensor) -> Tensor:
             return self.body(x)
@@ -256,12 +257,11 @@ def mean(numbers: list[float]) -> float:
 
 def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    number: Callable[[str], float] = float
     parser.add_argument("--data", type=Path, default=Path("data/cifar10"))
     parser.add_argument("--results", type=Path, default=Path("race.json"))
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=number, nargs="+", default=EPOCHS)
+    parser.add_argument("--epochs", type=float, nargs="+", default=EPOCHS)
     parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--point", help=argparse.SUPPRESS)
