@@ -13,6 +13,7 @@ ANSWERS = {
     "train epochs=5": "duration=5epochs",
     "train duration=10": "duration=10epochs",
     "train evaluate_every=2": "evaluate_every=2epochs",
+    "train evaluate_every=null": "evaluate_every=1epochs",
     "train schedule.warmup=5": "schedule.warmup=5epochs",
     "train max_steps=1000": "duration=1000steps",
     "train lr=0.1": "optimizer.learning_rate=0.1",

@@ -11,13 +11,13 @@ from vision.config import Config, field_paths
 _TIMM_NAME = "timm:vit_small_patch16_224.augreg_in21k_ft_in1k"
 
 _ROWS: dict[str, tuple[str, ...]] = {
-    "epochs num_epochs max_epochs duration": ("duration={}epochs",),
-    "max_steps num_steps iterations": ("duration={}steps",),
-    "evaluate_every eval_every": ("evaluate_every={}epochs",),
-    "warmup warmup_epochs": ("schedule.warmup={}epochs",),
-    "warmup_steps": ("schedule.warmup={}steps",),
-    "log.every log_every": ("log.every={}steps",),
-    "checkpoint.every save_every": ("checkpoint.every={}epochs",),
+    "epochs num_epochs max_epochs duration": ("duration={number}epochs",),
+    "max_steps num_steps iterations": ("duration={number}steps",),
+    "evaluate_every eval_every": ("evaluate_every={number}epochs",),
+    "warmup warmup_epochs": ("schedule.warmup={number}epochs",),
+    "warmup_steps": ("schedule.warmup={number}steps",),
+    "log.every log_every": ("log.every={number}steps",),
+    "checkpoint.every save_every": ("checkpoint.every={number}epochs",),
     "lr learning_rate": ("optimizer.learning_rate={}",),
     "wd weight_decay": ("optimizer.weight_decay={}",),
     "opt optim optimizer": ("optimizer.name={}",),
@@ -70,10 +70,11 @@ def remedy(config: type[Config], groups: Iterable[str], path: str, value: Any) -
     known = {*field_paths(config), *groups}
     ways = {name: ways for names, ways in _ROWS.items() for name in names.split()}
     value = shown(value)
+    number = value if value.replace(".", "", 1).isdigit() else "1"
     written, name = f"{path}={value}", path.rpartition(".")[2]
     keys = (written, f"{name}={value}", path, name)
     for way in next((ways[key] for key in keys if key in ways), ()):
-        text = way.format(value)
+        text = way.format(value, number=number)
         if path in known and text == written:  # the right name with a wrong value
             return ""
         if all(_exists(known, *setting) for setting in _SETTING.findall(text)):
