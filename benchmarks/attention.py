@@ -1,11 +1,12 @@
-"""Time and memory of attention: capture, rollout, Grad-CAM, the explorer page.
+"""Time and memory of attention: training, capture, rollout, Grad-CAM, the explorer page.
 
     python benchmarks/attention.py --quick                 # small models: does everything run?
     python benchmarks/attention.py --output FILE.json      # ViT-B/16 and Swin-T, some minutes
 
 One thread, batch 1, 224 pixels, random weights. Contenders take turns within a round; the table
 shows medians of CPU time over rounds. `plain` is the forward pass as evaluation runs it, inside
-`static_bias`. Memory is what the attention of all layers takes.
+`static_bias`. Memory is what the attention of all layers takes. A second table compares both paths
+of attention in training: forward and backward of one layer, on a CPU (see `explicit_on_cpu`).
 """
 
 import argparse
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
@@ -29,12 +31,18 @@ from vision.inspection.capture.capture import capture
 from vision.inspection.explorer.page import write_page
 from vision.inspection.methods.layer_maps import token_gradcam
 from vision.inspection.methods.rollout import rollout, seed_of
+from vision.models.attention import attention
 from vision.models.build import build_model
 from vision.models.configs import ModelConfig
 from vision.models.layers import static_bias
 
 CAPTURE_BAR, ROLLOUT_BAR_MS, PAGE_BAR_MB = 1.5, 10.0, 10.0
 MODELS = {"full": ("vit_base", "swin_tiny"), "quick": ("vit_mini", "swin_mini")}
+SHAPES = {
+    "full": ((128, 4, 64, 32), (32, 3, 65, 64), (16, 6, 197, 64), (4, 12, 577, 64)),
+    "quick": ((2, 2, 16, 8),),
+}
+"""Batch, heads, tokens and width of a head."""
 Action = Callable[[], Any]
 
 
@@ -48,6 +56,12 @@ def main() -> None:
     for name in names:
         report["results"][name] = measure(name, size, rounds)
     print_table(report)
+    report["training"] = {
+        f"{shape} {str(dtype)[6:]}": paths(shape, dtype, rounds)
+        for shape in SHAPES["quick" if arguments.quick else "full"]
+        for dtype in (torch.float32, torch.bfloat16)
+    }
+    print_paths(report["training"])
     if arguments.output:
         arguments.output.write_text(json.dumps(report, indent=2) + "\n")
 
@@ -130,6 +144,21 @@ def timed(actions: dict[str, Action], rounds: int) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in found.items()}
 
 
+def paths(shape: tuple[int, int, int, int], dtype: torch.dtype, rounds: int) -> dict[str, float]:
+    """CPU seconds of a layer's attention, forward and backward, by path."""
+    batch, heads, tokens, width = shape
+    made = (torch.randn(batch, tokens, heads, width, dtype=dtype) for _ in range(3))
+    q, k, v = (tensor.transpose(1, 2).requires_grad_() for tensor in made)
+
+    def fused() -> None:
+        F.scaled_dot_product_attention(q, k, v).sum().backward()
+
+    def explicit() -> None:
+        attention(q, k, v, scale=width**-0.5, observer=lambda weights: weights).sum().backward()
+
+    return timed({"fused": fused, "explicit": explicit}, rounds)
+
+
 def page(model: Any, image: Tensor, size: int) -> dict[str, float]:
     """Size and build time of the explorer page."""
     pixels = np.random.default_rng(0).integers(0, 256, (size, size, 3), dtype=np.uint8)
@@ -159,6 +188,15 @@ def print_table(report: dict[str, Any]) -> None:
     }
     for title, form in figures.items():
         print(f"| {title} | {' | '.join(form.format(r) for r in report['results'].values())} |")
+
+
+def print_paths(training: dict[str, dict[str, float]]) -> None:
+    print(
+        "\n| batch, heads, tokens, width of a head | fused | explicit | ratio |\n|---|---|---|---|"
+    )
+    for name, seconds in training.items():
+        fused, explicit = 1000 * seconds["fused"], 1000 * seconds["explicit"]
+        print(f"| {name} | {fused:.1f} ms | {explicit:.1f} ms | {fused / explicit:.1f} |")
 
 
 if __name__ == "__main__":

@@ -65,6 +65,24 @@ def test_attention_with_and_without_an_observer_follows_its_formula(windows: int
     assert torch.allclose(seen[0], weights, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_in_16_bits_are_those_of_double_precision(dtype: torch.dtype) -> None:
+    inputs = [random_images(6, 2, 5, 4, seed=seed).to(dtype) for seed in (1, 2, 3)]
+    exact = [tensor.double().requires_grad_() for tensor in inputs]
+    scores = 0.7 * torch.einsum("bhnd,bhmd->bhnm", *exact[:2])
+    expected = torch.einsum("bhnm,bhmd->bnhd", scores.softmax(dim=-1), exact[2]).flatten(2)
+    expected.square().sum().backward()
+    inputs = [tensor.requires_grad_() for tensor in inputs]
+    found = attention(*inputs, scale=0.7)
+    found.double().square().sum().backward()
+    assert found.dtype == dtype
+    assert torch.allclose(found.double(), expected, rtol=0.02, atol=0.02)
+    for tensor, reference in zip(inputs, exact, strict=True):
+        assert tensor.grad is not None and reference.grad is not None
+        error = (tensor.grad.double() - reference.grad).norm() / reference.grad.norm()
+        assert error < 0.02
+
+
 @pytest.mark.parametrize("observed", [True, False])
 def test_attention_dropout_keeps_the_expectation(observed: bool) -> None:
     q, k = random_images(1, 1, 4, 2, seed=1), random_images(1, 1, 4, 2, seed=2)

@@ -48,10 +48,9 @@ def attention(
     windows second; w is 1 where all windows share one bias. Returns (b n (h d)).
 
     The fused path is the default. The explicit path serves an observer, which needs the weights,
-    and a bias that is learned on a CPU: torch's fused CPU kernel has no gradient for it and would
-    fall back to a slower version of the same.
+    and training on a CPU where it is the faster one (`explicit_on_cpu`).
     """
-    if observer is not None or learns_on_cpu(bias):
+    if observer is not None or explicit_on_cpu(q, bias):
         out = _explicit(q, k, v, bias, scale, dropout, observer)
         if isinstance(observer, Checker):
             observer.check(out, lambda: _fused(q, k, v, bias, scale, dropout))
@@ -73,11 +72,14 @@ class ObservedAttention(nn.Module):
         return attention(q, k, v, bias, scale=self.scale, dropout=dropout, observer=self.observer)
 
 
-def learns_on_cpu(bias: Tensor | None) -> bool:
-    """Whether this bias takes the explicit path because a gradient for it is wanted on a CPU."""
-    if bias is None or not torch.is_grad_enabled():
+def explicit_on_cpu(q: Tensor, bias: Tensor | None) -> bool:
+    """Whether training on a CPU takes the explicit path: torch's fused CPU kernel has no gradient
+    for a bias, and in 16 bits its gradient takes 1.4 to 7 times as long (benchmarks/attention.py).
+    """
+    if not torch.is_grad_enabled() or q.device.type not in ("cpu", "meta"):  # counted as on a CPU
         return False
-    return bias.requires_grad and bias.device.type in ("cpu", "meta")  # counted as on a CPU
+    learned = bias is not None and bias.requires_grad
+    return learned or (q.requires_grad and q.dtype in (torch.bfloat16, torch.float16))
 
 
 def _fused(

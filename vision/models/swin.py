@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from vision.models.attention import ObservedAttention, learns_on_cpu
+from vision.models.attention import ObservedAttention, explicit_on_cpu
 from vision.models.configs import AnySwinConfig
 from vision.models.layers import (
     Classifier,
@@ -109,7 +109,7 @@ class WindowAttention(ObservedAttention):
         tokens = self.window[0] * self.window[1]
         pattern = "b (w t) (three h d) -> three (b w) h t d"
         qkv = rearrange(self.qkv(x), pattern, t=tokens, three=3, h=self.heads)
-        if learns_on_cpu(bias):
+        if explicit_on_cpu(qkv, bias):
             qkv = qkv.contiguous()  # one copy, where the matrix products would make three
         q, k, v = qkv.unbind(0)
         return q, k, v
