@@ -35,7 +35,7 @@ from vision.cli.composition import compose
 from vision.config import parse
 from vision.inference.configs import ExportConfig
 from vision.inference.export import export
-from vision.inference.load import Loaded, load
+from vision.inference.predict import Loaded, load
 from vision.models.build import build_model
 from vision.models.layers import static_bias
 from vision.training.configs import TrainConfig

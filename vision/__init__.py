@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from vision.config import ConfigError as ConfigError
     from vision.config import parse as parse
     from vision.data.sources.build_source import build_source as build_source
-    from vision.inference.load import load as load
+    from vision.inference.predict import load as load
     from vision.inspection.figures.sheet import show_attention as show_attention
     from vision.models.build import build_model as build_model
     from vision.models.cost.count import cost as cost
@@ -24,7 +24,7 @@ _HOMES = {
     "parse": "vision.config",
     "build_source": "vision.data.sources.build_source",
     "build_model": "vision.models.build",
-    "load": "vision.inference.load",
+    "load": "vision.inference.predict",
     "load_weights": "vision.checkpoints.open",
     "cost": "vision.models.cost.count",
     "show_attention": "vision.inspection.figures.sheet",

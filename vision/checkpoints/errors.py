@@ -1,5 +1,7 @@
 """Errors of reading and writing checkpoint files."""
 
+from pathlib import Path
+
 from vision.config import UserError
 
 OLDER = "Use an older checkpoint of the run, or a copy of this one."
@@ -22,3 +24,10 @@ class NewerFormatError(CheckpointError):
 
 class MalformedError(ValueError):
     """A pickle, archive or header that does not make sense; the message says where."""
+
+
+def unreadable(path: Path, error: OSError) -> CheckpointError:
+    """What the system says about a file, with the file's name."""
+    if isinstance(error, FileNotFoundError):
+        return CheckpointError(f"There is no checkpoint {path}.", error.errno)
+    return CheckpointError(f"{path} cannot be read: {error.strerror or error}.", error.errno)

@@ -231,7 +231,7 @@ def _convert(config: ConvertConfig) -> int:
 def _load(place: str, config: SizedConfig, device: Literal["auto", "cpu", "cuda", "mps"]) -> Any:
     """Load the model of a checkpoint and print what was assumed about it."""
     from vision.checkpoints.open import print_notes
-    from vision.inference.load import load
+    from vision.inference.predict import load
     from vision.models.build import pick_device
 
     loaded = load(

@@ -24,7 +24,7 @@ from vision.data.sources.shapes import Shapes
 from vision.evaluation.configs import HUBS
 from vision.inference.configs import ExportConfig
 from vision.inference.export_readme import readme
-from vision.inference.load import Loaded
+from vision.inference.predict import Loaded
 from vision.models.layers import static_bias
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def export(loaded: Loaded, config: ExportConfig) -> Exported:
 
     The folder appears only after the exported model has been run and compared.
     """
-    folder = config.output or _default_folder(config.checkpoint, loaded.source) / config.format
+    folder = config.output or _default_folder(config.checkpoint, loaded.opened.path) / config.format
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"output: {folder} already exists; remove it or choose another.")
     loaded.model.requires_grad_(False).cpu()

@@ -1,7 +1,7 @@
 """The README of an export, with a script that runs it."""
 
 from vision import __version__
-from vision.inference.load import Loaded
+from vision.inference.predict import Loaded
 
 _IMPORTS = {
     "onnx": "import onnxruntime",

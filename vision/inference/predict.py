@@ -1,35 +1,186 @@
-"""`vision predict`: classify image files."""
+"""Predictions for images: `vision.load` in Python, `vision predict` on the command line."""
 
 import csv
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from glob import glob, has_magic
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, overload
 
+import numpy as np
 import torch
+from einops import rearrange
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
 
-from vision.config import ConfigError
+from vision.checkpoints.configs import WhichWeights
+from vision.checkpoints.load_report import LoadReport
+from vision.checkpoints.open import OpenedModel, open_model
+from vision.config import ConfigError, Size
 from vision.data.images.decode import Pixels, UnreadableImageError
+from vision.data.preprocess import Preprocess, input_batch, input_pixels
 from vision.data.sources.folder import SUFFIXES
 from vision.inference.configs import PredictConfig
-from vision.inference.load import Loaded, Prediction, predictions
-from vision.models.layers import static_bias
+from vision.models.configs import ModelChoice
+from vision.models.layers import Classifier, static_bias
 from vision.terminal import plain, print_wide, tracked
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+ImageInput = str | Path | bytes | Image.Image | NDArray[np.uint8] | Tensor
+"""The name or the content of a file, a Pillow image, a uint8 array (height, width, channels) or a
+uint8 tensor (channels, height, width).
+"""
+ImageInputs = list[ImageInput] | tuple[ImageInput, ...]
 ATTENTION = "_attention"
 """Suffix of the names of attention figures."""
 READERS = 4
 """Threads that read and decode while the model runs."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The prediction for one image."""
+
+    label: str
+    """The most probable class."""
+    probability: float
+    top: tuple[tuple[str, float], ...]
+    """The most probable classes with their probabilities, best first."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to use: `predict`, `features`, or `model` itself as a plain module."""
+
+    opened: OpenedModel
+    preprocess: Preprocess
+    """How images become the model's input."""
+    classes: tuple[str, ...]
+    """Names of the classes; empty for a model without a head."""
+
+    @property
+    def model(self) -> Classifier:
+        """The model, in evaluation mode."""
+        return self.opened.model
+
+    @property
+    def report(self) -> LoadReport:
+        """How each tensor of the file was used, and what was assumed."""
+        return self.opened.report
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        return next(self.model.parameters()).device
+
+    def transform(self, image: ImageInput) -> Tensor:
+        """An image as the model takes it: (channels, height, width), normalised."""
+        return self.batch([self.pixels(image)])[0]
+
+    def pixels(self, image: ImageInput) -> Pixels:
+        """What the model sees of an image, as uint8 (height, width, channels)."""
+        name = "the image"
+        if isinstance(image, str | Path):
+            name, image = str(image), Path(image).read_bytes()
+        elif isinstance(image, Tensor):
+            image = rearrange(image, "c h w -> h w c").cpu().numpy()
+        return input_pixels(image, name, self.preprocess)
+
+    def try_pixels(self, path: Path) -> Pixels | str:
+        """The pixels of a file, or the reason why it cannot be read."""
+        try:
+            return self.pixels(path)
+        except UnreadableImageError as error:
+            return str(error)
+        except OSError as error:
+            return f"{path}: {error.strerror or error}"
+
+    def batch(self, pixels: Sequence[Pixels]) -> Tensor:
+        """Images from `pixels` as the model takes them: (b channels height width), normalised."""
+        return input_batch(pixels, self.preprocess, self.device)
+
+    @overload
+    def predict(self, images: ImageInput, top: int = 5, batch_size: int = 32) -> Prediction: ...
+    @overload
+    def predict(
+        self, images: ImageInputs, top: int = 5, batch_size: int = 32
+    ) -> list[Prediction]: ...
+    def predict(
+        self, images: ImageInput | ImageInputs, top: int = 5, batch_size: int = 32
+    ) -> Prediction | list[Prediction]:
+        """The most probable classes of an image, or of each image of a list."""
+        self.opened.check_head()
+        found = self.predictions(self._run(self.model, images, batch_size), top)
+        return found if isinstance(images, list | tuple) else found[0]
+
+    def features(self, images: ImageInput | ImageInputs, batch_size: int = 32) -> Tensor:
+        """The input of the head: (width,) for an image, (n, width) for a list."""
+        model = self.model
+        found = self._run(
+            lambda batch: model.pool(model.forward_features(batch)), images, batch_size
+        )
+        return found if isinstance(images, list | tuple) else found[0]
+
+    def predictions(self, logits: Tensor, top: int) -> list[Prediction]:
+        """The most probable classes of every row of logits."""
+        best = logits.double().softmax(dim=1).topk(min(top, len(self.classes)), dim=1)
+        found = []
+        for values, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+            named = tuple((self.classes[i], p) for i, p in zip(indices, values, strict=True))
+            found.append(Prediction(*named[0], named))
+        return found
+
+    def _run(
+        self,
+        function: Callable[[Tensor], Tensor],
+        images: ImageInput | ImageInputs,
+        batch_size: int,
+    ) -> Tensor:
+        listed = images if isinstance(images, list | tuple) else [images]
+        with torch.inference_mode(), static_bias(self.model):
+            outputs = [
+                function(self.batch([self.pixels(i) for i in listed[start : start + batch_size]]))
+                for start in range(0, len(listed), batch_size)
+            ]
+        return torch.cat(outputs) if outputs else torch.empty(0)
+
+
+def load(
+    place: str | Path,
+    *,
+    model: ModelChoice | None = None,
+    weights: WhichWeights = "auto",
+    rename: Sequence[tuple[str, str]] = (),
+    image_size: Size | None = None,
+    device: torch.device | str = "cpu",
+    **given: Any,
+) -> Loaded:
+    """Load a model from a run's folder, a checkpoint file of any known format, or a name (timm:…,
+    hf:…).
+
+    What cannot be inferred from the weights is `given`: heads=4, norm_eps=1e-5 or any other setting
+    of a model; `trained_size` is the size of the training images. `image_size` is the size of the
+    images to run the model on, by default that of the training images.
+    """
+    opened = open_model(
+        place,
+        model=model,
+        weights=weights,
+        rename=rename,
+        image_size=image_size,
+        device=device,
+        **given,
+    )
+    names = opened.names or tuple(f"class {number}" for number in range(opened.classes))
+    return Loaded(opened, opened.preprocess, names)
 
 
 @dataclass(frozen=True)
@@ -77,34 +228,22 @@ def predict_files(
     loaded: Loaded, files: Sequence[Path], batch_size: int, top: int
 ) -> Iterator[PredictedFile]:
     """The predictions of all files, in order. The next batch is read while the model runs."""
-    read = partial(_read, loaded)
     with ThreadPoolExecutor(READERS) as readers, static_bias(loaded.model):
-        upcoming = readers.map(read, files[:batch_size])
+        upcoming = readers.map(loaded.try_pixels, files[:batch_size])
         for start in range(0, len(files), batch_size):
             end = start + batch_size
             results = list(upcoming)
-            upcoming = readers.map(read, files[end : end + batch_size])
+            upcoming = readers.map(loaded.try_pixels, files[end : end + batch_size])
             good = [pixels for pixels in results if not isinstance(pixels, str)]
             named: Iterator[Prediction] = iter(())
             if good:
                 with torch.inference_mode():  # not around a yield: it would affect the caller
-                    logits = loaded.model(loaded.batch(good))
-                named = iter(predictions(logits, loaded.classes, top))
+                    named = iter(loaded.predictions(loaded.model(loaded.batch(good)), top))
             for path, result in zip(files[start:end], results, strict=True):
                 if isinstance(result, str):
                     yield PredictedFile(path, None, result)
                 else:
                     yield PredictedFile(path, next(named), None)
-
-
-def _read(loaded: Loaded, path: Path) -> Pixels | str:
-    """The pixels of a file, or the reason why it cannot be read."""
-    try:
-        return loaded.pixels(path)
-    except UnreadableImageError as error:
-        return str(error)
-    except OSError as error:
-        return f"{path}: {error.strerror or error}"
 
 
 def run(loaded: Loaded, config: PredictConfig) -> int:
@@ -205,8 +344,7 @@ def table(files: Sequence[PredictedFile]) -> "Table":
         for rank, (label, probability) in enumerate(file.prediction.top):
             name = str(file.path) if rank == 0 else ""
             style = "bold" if rank == 0 else "dim"
-            share = f"{100 * probability:.1f} %"
-            bar = Bar(1, 0, probability, width=20)
-            result.add_row(plain(name), plain(label), share, bar, style=style)
+            shown = (f"{100 * probability:.1f} %", Bar(1, 0, probability, width=20))
+            result.add_row(plain(name), plain(label), *shown, style=style)
         result.add_section()
     return result

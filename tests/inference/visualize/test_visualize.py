@@ -16,7 +16,7 @@ from untrained_runs import CLASSES, a_run
 from vision.cli.app import main
 from vision.cli.composition import compose
 from vision.config import ConfigError, parse
-from vision.inference.load import load
+from vision.inference.predict import load
 from vision.inference.visualize.configs import VisualizeConfig
 from vision.inference.visualize.images import items_of_files, mask_file, some
 from vision.inference.visualize.score_table import Scores, table
@@ -192,7 +192,7 @@ def test_every_image_is_captured_once_for_each_kind_of_pass(
 ) -> None:
     counter = Counter()
     monkeypatch.setattr(
-        "vision.inference.load.load", lambda *args, **given: counter.watch(load(*args, **given))
+        "vision.inference.predict.load", lambda *args, **given: counter.watch(load(*args, **given))
     )
     words = ["figures=[sheet,heads,queries,filmstrip,comparison,page]", "classes=3", "batch_size=1"]
     more = [f"score={str(score).lower()}", "steps=2", f"images={photos}"]

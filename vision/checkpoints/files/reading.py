@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from vision.checkpoints.errors import CheckpointError, MalformedError
+from vision.checkpoints.errors import CheckpointError, MalformedError, unreadable
 from vision.checkpoints.files.archive import read_members
 from vision.checkpoints.files.mapped import STORED_DTYPES, Content, map_file, mapped_tensor
 from vision.checkpoints.files.npz import read_npz
@@ -27,7 +27,7 @@ from vision.checkpoints.files.safetensors_file import read_entries
 from vision.checkpoints.files.torch_file import read_torch_legacy, read_torch_zip
 from vision.checkpoints.native.checkpoint import read_checkpoint
 from vision.checkpoints.native.checkpoint_folder import BEST, latest
-from vision.checkpoints.native.header import MARK, open_checkpoint
+from vision.checkpoints.native.header import MARK
 
 Integrity = Literal["checksums match", "no checksums in this format", "no checksums were written"]
 """Whether a file's bytes are known to be those that were written; from the best to the worst."""
@@ -93,11 +93,15 @@ def _is_finite(tensor: Tensor) -> bool:
 
 def _read_file(path: Path) -> Raw:
     try:
-        with open_checkpoint(path) as file:
+        with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             start = file.read(_START)
             file.seek(0)
             return _read_open(path, file, size, start)
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise unreadable(path, error) from error
     except MalformedError as error:
         raise CheckpointError(f"{path} is not read: {error}.") from error
     except MemoryError as error:
@@ -188,10 +192,13 @@ def _with_hub_json(raw: Raw) -> Raw:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        with open_checkpoint(path) as file:
+        with path.open("rb") as file:
             text = file.read(_JSON_LIMIT + 1)
-        if len(text) > _JSON_LIMIT:
-            raise CheckpointError(f"{path} has more than {_JSON_LIMIT} bytes.")
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if len(text) > _JSON_LIMIT:
+        raise CheckpointError(f"{path} has more than {_JSON_LIMIT} bytes.")
+    try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}.") from error

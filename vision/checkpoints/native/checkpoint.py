@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vision.checkpoints.errors import CheckpointError, NewerFormatError
+from vision.checkpoints.errors import CheckpointError, NewerFormatError, unreadable
 from vision.checkpoints.files.mapped import DTYPE_NAMES, STORED_DTYPES
 from vision.checkpoints.native.checkpoint_folder import latest
 from vision.checkpoints.native.header import (
@@ -26,7 +26,6 @@ from vision.checkpoints.native.header import (
     cut_short,
     damaged,
     encode_header,
-    open_checkpoint,
     place,
     read_header,
     stamp,
@@ -87,13 +86,18 @@ def read_checkpoint(
 
     Names that shared one tensor share one again. Raises a CheckpointError for what cannot be read.
     """
-    with open_checkpoint(path) as file:
-        header = read_header(file, path)
-        names = [n for n in [*header.entries, *header.aliases] if n.startswith(prefix)]
-        homes = {name: header.aliases.get(name, name) for name in names}
-        stored: dict[str, Tensor] = {}
-        for home in sorted(set(homes.values()), key=lambda h: header.entries[h].start):
-            stored[home] = _read_tensor(file, path, header, home).to(device)
+    try:
+        with path.open("rb") as file:
+            header = read_header(file, path)
+            names = [n for n in [*header.entries, *header.aliases] if n.startswith(prefix)]
+            homes = {name: header.aliases.get(name, name) for name in names}
+            stored: dict[str, Tensor] = {}
+            for home in sorted(set(homes.values()), key=lambda h: header.entries[h].start):
+                stored[home] = _read_tensor(file, path, header, home).to(device)
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise unreadable(path, error) from error
     return Checkpoint({name: stored[home] for name, home in homes.items()}, header.record)
 
 

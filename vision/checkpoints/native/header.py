@@ -21,15 +21,14 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vision import __version__
-from vision.checkpoints.errors import OLDER, CheckpointError, NewerFormatError
+from vision.checkpoints.errors import OLDER, CheckpointError, NewerFormatError, unreadable
 from vision.checkpoints.files.safetensors_file import SAFETENSORS, Entry, end_of, parse_header
 
 Record = dict[str, Any]
@@ -58,27 +57,13 @@ def read_record(path: Path) -> Record:
     """Everything that a checkpoint holds beside tensors, in today's format. Reads no tensor, so it
     takes the time of a small file.
     """
-    with open_checkpoint(path) as file:
-        return read_header(file, path).record
-
-
-@contextmanager
-def open_checkpoint(path: Path) -> Iterator[BufferedReader]:
-    """The file; what the system says about it becomes an error that names it."""
     try:
         with path.open("rb") as file:
-            yield file
+            return read_header(file, path).record
     except CheckpointError:
         raise
     except OSError as error:
         raise unreadable(path, error) from error
-
-
-def unreadable(path: Path, error: OSError) -> CheckpointError:
-    """What the system says about a file, with the file's name."""
-    if isinstance(error, FileNotFoundError):
-        return CheckpointError(f"There is no checkpoint {path}.", error.errno)
-    return CheckpointError(f"{path} cannot be read: {error.strerror or error}.", error.errno)
 
 
 def place(sizes: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Entry]:

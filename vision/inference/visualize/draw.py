@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vision.config import ConfigError
 from vision.data.images.decode import Pixels, to_image
-from vision.inference.load import Loaded
+from vision.inference.predict import Loaded
 from vision.inference.visualize.configs import VisualizeConfig
 from vision.inference.visualize.images import Item
 from vision.inspection.capture.capture import Passes

@@ -11,8 +11,7 @@ import torch
 from vision.config import ConfigError
 from vision.data.images.decode import UnreadableImageError
 from vision.files import write_text
-from vision.inference.load import Loaded
-from vision.inference.predict import find_images
+from vision.inference.predict import Loaded, find_images
 from vision.inference.visualize.configs import VisualizeConfig, inches
 from vision.inference.visualize.draw import View, VisualizedModel, draw_figure, draw_page
 from vision.inference.visualize.images import Item, items_of_data, items_of_files, mask_file, some
@@ -235,7 +234,7 @@ def _stem(item: Item, task: FigureTask, config: VisualizeConfig) -> Path:
 def _origin(
     models: Sequence[VisualizedModel], config: VisualizeConfig
 ) -> tuple[tuple[str, str], ...]:
-    checkpoints = "; ".join(str(model.loaded.source) for model in models)
+    checkpoints = "; ".join(str(model.loaded.opened.path) for model in models)
     return ("Checkpoint", checkpoints), ("Command", command_of(config))
 
 
@@ -262,7 +261,7 @@ def _listed(value: Any) -> str:
 def _record(item: Item, task: FigureTask, config: VisualizeConfig) -> str:
     """A code of everything that a figure depends on: settings, image, weights."""
     settings = config.model_dump(mode="json", exclude=set(NOT_DRAWING))
-    files = [Path(model.loaded.source) for model in task.models]
+    files = [Path(model.loaded.opened.path) for model in task.models]
     files += [item.file] if item.file is not None else []
     if task.figure in SCORED:
         files += [config.boxes] if config.boxes is not None else []
