@@ -6,7 +6,7 @@ ARGS ?=
 .PHONY: train test test-all test-gpu browser lint format benchmark clean
 
 train: .venv/.installed   ## train on the embedded data set, then evaluate; ARGS="setting=value ..."
-	$(BIN)/python train.py $(ARGS)
+	$(BIN)/python train.py experiment=shapes_fast $(ARGS)
 	$(BIN)/python eval.py checkpoint=outputs/latest
 
 test: .venv/.installed    ## the default tests: thirteen minutes of CPU time

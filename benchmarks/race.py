@@ -1,6 +1,7 @@
 """Accuracy by CPU time on CIFAR-10, from scratch on one core: this project and its rivals.
 
     python benchmarks/race.py --data FOLDER --results race.json --figure race.png
+    python benchmarks/race.py --ablations --data FOLDER --results ablations.json
     python benchmarks/race.py --quick        # a few steps of each on generated images: does it run?
 
 Every point is a run of its own, since a schedule ends where its run ends: each contender is trained
@@ -17,6 +18,9 @@ has already are not run again, so that the race can be stopped and continued.
   cosine after a warm-up, label smoothing 0.1, random resized crops and flips);
 - timm's ResNet-18, and a small CNN for 32 pixels with as many MACs as the ViT with a conv stem:
   both under this project's fast recipe, the ResNet also with AdamW.
+
+With --ablations the contenders are changes to the first one, each trained for one epoch; the result
+is a table.
 """
 
 import argparse
@@ -49,6 +53,23 @@ CONTENDERS: dict[str, tuple[str, ...]] = {
     "small CNN, fast recipe": ("model=timm", "model.name=race_cnn", *OURS),
 }
 TIMM_VIT = "timm's ViT, timm's settings"
+ABLATIONS: dict[str, tuple[str, ...]] = {
+    "fast recipe": (),
+    "AdamW instead of Muon": ADAMW,
+    "conv stem without whitening": ("model.stem=conv",),
+    "flips at random": ("augment.flip=0.5",),
+    "branches that do not start at zero": ("model.initialization=trunc_normal",),
+    "rotary positions": ("model.positions=rotary",),
+    "qk-norm": ("model.qk_norm=true",),
+    "four registers": ("model.registers=4",),
+    "average of the weights (EMA 0.99)": ("ema=0.99",),
+    "batches of 64": ("batch_size=64",),
+    "batches of 256": ("batch_size=256",),
+    "no channels_last": ("channels_last=false",),
+    "no smooth labels": ("augment.label_smoothing=0",),
+    "batch norm in the stem": (),
+}
+"""Changes to the ViT with a conv stem, one at a time."""
 EPOCHS = (0.5, 1, 2, 4, 8)
 
 
@@ -62,13 +83,15 @@ def main() -> None:
         done = json.loads(arguments.results.read_text())
     for seed in range(arguments.seeds):
         for epochs in (0.01,) if arguments.quick else arguments.epochs:
-            for contender in arguments.contenders:
+            for contender in ABLATIONS if arguments.ablations else arguments.contenders:
                 key = {"contender": contender, "epochs": epochs, "seed": seed}
                 if any(key.items() <= point.items() for point in done):
                     continue
                 done.append(key | in_a_process(key, arguments))
                 arguments.results.write_text(json.dumps(done, indent=1))
                 print(done[-1], flush=True)
+    if arguments.ablations:
+        print_table(done)
     if arguments.figure:
         draw(done, arguments.figure)
 
@@ -111,8 +134,11 @@ def ours(point: Point, outputs: Path) -> Point:
         else ("data=cifar10", f"data.root={point['data']}")
     )
     length = f"{point['epochs']}epochs"
+    name = point["contender"]
+    if name == "batch norm in the stem":
+        use_batch_norm()
     words = [
-        *CONTENDERS[point["contender"]],
+        *(CONTENDERS[name] if name in CONTENDERS else (*OURS, "model=vit_fast", *ABLATIONS[name])),
         *data,
         f"duration={length}",
         f"schedule.warmup={0.15 * point['epochs']}epochs",
@@ -121,8 +147,33 @@ def ours(point: Point, outputs: Path) -> Point:
     ]
     times = timed_training(training_config(words))
     lines = (outputs / "run" / "metrics.jsonl").read_text().splitlines()
-    top1 = [event["top1"] for event in map(json.loads, lines) if event["split"] == "val"][-1]
-    return {"minutes": times.total / 60, "top1": top1}
+    evaluations = [event for event in map(json.loads, lines) if event["split"] != "train"]
+    return {"minutes": times.total / 60, "top1": evaluations[-1]["top1"]}  # of the average, if any
+
+
+def use_batch_norm() -> None:
+    """Give stems batch norm, which this project does not have: it depends on the micro-batch."""
+    from torch import Tensor, nn
+
+    from vision.models.stems import ConvStem
+
+    class LastAxisBatchNorm(nn.BatchNorm1d):
+        def forward(self, x: Tensor) -> Tensor:  # (b y x c)
+            return super().forward(x.flatten(0, 2)).view_as(x)
+
+    original, draw_weights = ConvStem.__init__, ConvStem.init_weights
+
+    def build(stem: Any, *given: Any) -> None:
+        original(stem, *given)
+        widths = [norm.normalized_shape[0] for norm in stem.norms]
+        stem.norms = nn.ModuleList(map(LastAxisBatchNorm, widths))
+
+    def init_weights(stem: Any, *given: Any) -> None:
+        draw_weights(stem, *given)
+        for norm in stem.norms:
+            norm.reset_parameters()
+
+    ConvStem.__init__, ConvStem.init_weights = build, init_weights  # type: ignore[method-assign]
 
 
 def timm_vit(point: Point) -> Point:
@@ -230,6 +281,18 @@ def register_cnn() -> None:
     register_model(race_cnn)
 
 
+def print_table(points: list[Point]) -> None:
+    """Accuracy and CPU minutes of every change, by accuracy."""
+    rows = []
+    for name in {point["contender"] for point in points}:
+        own = [point for point in points if point["contender"] == name]
+        top1, minutes = ([point[key] for point in own] for key in ("top1", "minutes"))
+        rows.append((100 * mean(top1), name, mean(minutes), len(own)))
+    print("| change | top-1 | CPU minutes | seeds |\n|---|---|---|---|")
+    for top1, name, minutes, seeds in sorted(rows, reverse=True):
+        print(f"| {name} | {top1:.2f} % | {minutes:.1f} | {seeds} |")
+
+
 def draw(points: list[Point], file: Path) -> None:
     """Accuracy over CPU minutes, the mean over seeds."""
     from matplotlib.figure import Figure
@@ -264,11 +327,14 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=Path("race.json"))
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=float, nargs="+", default=EPOCHS)
+    parser.add_argument("--epochs", type=float, nargs="+")
     parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
+    parser.add_argument("--ablations", action="store_true")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--point", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    arguments.epochs = arguments.epochs or ((1,) if arguments.ablations else EPOCHS)
+    return arguments
 
 
 if __name__ == "__main__":
