@@ -3,7 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: train test test-all test-gpu browser lint format benchmark clean
+MINUTES ?= 30
+
+.PHONY: train test test-all test-gpu soak browser lint format benchmark clean
 
 train: .venv/.installed   ## train on the embedded data set, then evaluate; ARGS="setting=value ..."
 	$(BIN)/python train.py experiment=shapes_fast $(ARGS)
@@ -17,6 +19,9 @@ test-all: .venv/.installed  ## also what takes minutes: inductor, kills, fuzzing
 
 test-gpu: .venv/.installed  ## what needs a CUDA device
 	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+soak: .venv/.installed  ## break training runs at random for MINUTES=30
+	$(BIN)/python tests/soak.py --minutes $(MINUTES)
 
 browser:  ## Chromium for the tests of the attention page, which skip without it
 	@if command -v chromium >/dev/null || command -v chromium-headless-shell >/dev/null; then \
