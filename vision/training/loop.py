@@ -17,12 +17,11 @@ from vision.training.run.memory import memory_advice
 from vision.training.run.run_folder import (
     PREEMPTED,
     RunFileError,
-    StopRequest,
     better,
     find_run,
     run_lock,
-    stop_requests,
 )
+from vision.training.run.stop import StopRequest, stop_requests
 from vision.training.schedule import lr_at
 from vision.training.state import averaged, gather, restore
 from vision.training.step import NonFiniteError, explain_nonfinite, forward_backward, update

@@ -18,13 +18,11 @@ import errno
 import hashlib
 import json
 import os
-import signal
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from vision.config import ConfigError, UserError
@@ -316,35 +314,3 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _shown(settings: Mapping[str, Any], key: str) -> str:
     return json.dumps(settings[key]) if key in settings else "(missing)"
-
-
-@dataclass
-class StopRequest:
-    """A request to stop by SIGTERM, SIGINT or SIGUSR1; false until there is one."""
-
-    signal: str = ""
-
-    def __bool__(self) -> bool:
-        return bool(self.signal)
-
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        """Remember the request; a second interrupt from the keyboard ends the process at once."""
-        name = signal.Signals(number).name
-        if name == self.signal == "SIGINT":
-            raise KeyboardInterrupt
-        self.signal = name
-
-
-@contextmanager
-def stop_requests() -> Iterator[StopRequest]:
-    """Within, signals become a request that the loop handles after its step."""
-    request = StopRequest()
-    numbers = [signal.SIGTERM, signal.SIGINT]
-    if hasattr(signal, "SIGUSR1"):  # not on Windows
-        numbers.append(signal.SIGUSR1)
-    before = {number: signal.signal(number, request.handle) for number in numbers}
-    try:
-        yield request
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
