@@ -6,7 +6,15 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from vision.checkpoints.native.checkpoint import open_latest, write_checkpoint
-from vision.checkpoints.native.checkpoint_folder import latest, mark_best, prune, step_path
+from vision.checkpoints.native.checkpoint_folder import (
+    BEST,
+    latest,
+    mark_best,
+    prune,
+    recorded_best,
+    restore_best,
+    step_path,
+)
 from vision.terminal import elapsed
 from vision.training.configs import TrainConfig
 from vision.training.job import TrainingJob, build_job
@@ -66,18 +74,29 @@ def _train(
 
 
 def _resume(job: TrainingJob, reporter: Reporter) -> None:
-    """Restore the newest readable checkpoint; without one, start again."""
-    opened = open_latest(job.run.checkpoints)
+    """Restore the newest readable checkpoint, and the best one that the run had by then; without
+    any, start again.
+    """
+    state, folder = job.state, job.run.checkpoints
+    opened = open_latest(folder)
     if opened is None:
         reporter.warn(f"{job.run.folder} has no checkpoint yet; starting again.")
     else:
         for warning in opened.warnings:
             reporter.warn(warning)
-        restore(job.state, opened.checkpoint, job.config.optimizer.name, job.world.main)
-        reporter.say(f"Resuming {job.run.folder} after step {job.state.step}.")
-    job.world.wait()
-    if job.world.main:
-        job.run.cut_metrics(job.state.step)
+        best_step = recorded_best(folder, opened.checkpoint.record)
+        restore(state, opened.checkpoint, best_step, job.config.optimizer.name, job.world.main)
+        reporter.say(f"Resuming {job.run.folder} after step {state.step}.")
+    job.world.wait()  # all have read what is changed now
+    if not job.world.main:
+        return
+    job.run.cut_metrics(state.step, state.evaluated)
+    if not restore_best(folder, state.best_step):
+        assert state.best_step is not None
+        reporter.warn(
+            f"{step_path(folder, state.best_step)}, the best checkpoint so far, is not there; "
+            f"{BEST} is written again when an evaluation is better."
+        )
 
 
 def _run(job: TrainingJob, stop: StopRequest, reporter: Reporter) -> int:
@@ -109,13 +128,15 @@ def _run(job: TrainingJob, stop: StopRequest, reporter: Reporter) -> int:
 
 def _loop(job: TrainingJob, stop: StopRequest, reporter: Reporter) -> int:
     config, task, schedule, state = job.config, job.task, job.schedule, job.state
+    stopping, seconds = False, 0.0
     if state.evaluated < state.step and schedule.due(state.step, schedule.evaluate_every):
         _evaluate(job, reporter)  # the run was stopped between the step and its evaluation
+        seconds = _save_if_due(job, stopping)
     batches = task.training_batches(
         job.order, state.step * config.batch_size, schedule.total * config.batch_size
     )
     clock = time.perf_counter()
-    while state.step < schedule.total:
+    while state.step < schedule.total and not stopping:
         if state.evaluated == state.step and _is_worse_than_bound(job):
             job.set_status("pruned", best=state.best)
             reporter.say(f"Pruned after step {state.step}: earlier trials were better by then.")
@@ -140,10 +161,9 @@ def _loop(job: TrainingJob, stop: StopRequest, reporter: Reporter) -> int:
             before = time.perf_counter()
             _evaluate(job, reporter)
             clock += time.perf_counter() - before
-        if stopping or state.improved or schedule.due(state.step, schedule.checkpoint_every):
-            seconds = _save(job)
-            if stopping and state.step < schedule.total:
-                return _preempted(job, stop, seconds, reporter)
+        seconds = _save_if_due(job, stopping)
+    if stopping:  # also after the last step: its evaluation is missing
+        return _preempted(job, stop, seconds, reporter)
     job.set_status("finished", best=state.best)
     reporter.finish(job)
     return 0
@@ -191,7 +211,7 @@ def _log_training(
 
 
 def _evaluate(job: TrainingJob, reporter: Reporter) -> None:
-    """Evaluate the weights and their average; note whether the last of them are the best so far."""
+    """Evaluate the weights and their average; note it if the last of them are the best so far."""
     state, task = job.state, job.task
     contexts: dict[str, AbstractContextManager[None]] = {"val": nullcontext()}
     if state.average is not None:
@@ -209,9 +229,8 @@ def _evaluate(job: TrainingJob, reporter: Reporter) -> None:
         _draw_attention(job, reporter)
     value = numbers[job.config.checkpoint.best]
     state.evaluated = state.step
-    state.improved = state.best is None or better(job.config.checkpoint.best, value, state.best)
-    if state.improved:
-        state.best = value
+    if state.best is None or better(job.config.checkpoint.best, value, state.best):
+        state.best, state.best_step = value, state.step
 
 
 def _draw_attention(job: TrainingJob, reporter: Reporter) -> None:
@@ -231,19 +250,23 @@ def _draw_attention(job: TrainingJob, reporter: Reporter) -> None:
         reporter.image(job.state.step, f"attention/{name}", image)
 
 
-def _save(job: TrainingJob) -> float:
-    """Write a checkpoint, keep the last ones and the best; returns the seconds that it took."""
+def _save_if_due(job: TrainingJob, stopping: bool) -> float:
+    """Write a checkpoint at its interval, at the end, of the best step and before a stop; keep the
+    last ones and the best. Returns the seconds that it took.
+    """
     before = time.perf_counter()
-    state = job.state
+    state, schedule = job.state, job.schedule
+    improved = state.best_step == state.step
+    if not (stopping or improved or schedule.due(state.step, schedule.checkpoint_every)):
+        return 0.0
     tensors, record = gather(state, job.world.sum(state.sums.clone()))
     if job.world.main:
         path = step_path(job.run.checkpoints, state.step)
         write_checkpoint(path, tensors, {**record, **job.record})
-        if state.improved:
+        if improved:
             mark_best(path)
         prune(job.run.checkpoints, job.config.checkpoint.keep, state.step)
     job.run.store_unreadable(job.world.rank, job.task.unreadable())
-    state.improved = False
     job.world.wait()
     return time.perf_counter() - before
 

@@ -181,13 +181,20 @@ class Run:
         """The settings that the run was started with."""
         return self.read("config.json")
 
-    def cut_metrics(self, step: int) -> None:
-        """Remove the numbers of steps after `step`, which are about to be repeated."""
+    def cut_metrics(self, step: int, evaluated: int) -> None:
+        """Remove the numbers of steps after `step`, and of evaluations after the step `evaluated`:
+        they are about to be repeated.
+        """
         if not self.metrics.exists():
             return
         lines = self.metrics.read_text(encoding="utf-8").splitlines()
         complete = [line for line in lines if line.endswith("}")]  # a killed process may cut one
-        kept = [line for line in complete if json.loads(line)["step"] <= step]
+        last = {"train": step}
+        kept = [
+            line
+            for line, event in zip(complete, map(json.loads, complete), strict=True)
+            if event["step"] <= last.get(event["split"], evaluated)
+        ]
         self._write(self.metrics.name, "".join(f"{line}\n" for line in kept))
 
 
