@@ -29,7 +29,7 @@ from vision.training.run.run_folder import (
     find_run,
     run_lock,
 )
-from vision.training.run.stop import StopRequest, stop_requests
+from vision.training.run.stop import Stopped, StopRequest, stop_requests
 from vision.training.schedule import lr_at
 from vision.training.state import averaged, gather, restore
 from vision.training.step import NonFiniteError, explain_nonfinite, forward_backward, update
@@ -42,7 +42,15 @@ def train(config: TrainConfig, label: str) -> int:
     `label` names the model and the data in the name of a run that has none of its own.
     """
     with stop_requests() as stop, world(config.device) as processes:
-        return _train(config, label, processes, stop, Reporter(processes.main))
+        reporter = Reporter(processes.main)
+        try:
+            return _train(config, label, processes, stop, reporter)
+        except Stopped:
+            reporter.say(
+                f"Stopped before the next step ({_reason(stop)}); nothing is to be saved. The same "
+                "command starts or resumes the run."
+            )
+            return PREEMPTED
 
 
 def _train(
@@ -64,11 +72,12 @@ def _train(
             if code:
                 return code
             init = str(find_run(probe, label).folder)
-        job = build_job(config, run, processes, init)
-        if decision == "resume":
-            _resume(job, reporter)
-        elif processes.main:
-            run.write("config.json", config.model_dump(mode="json"))
+        with stop.at_once():
+            job = build_job(config, run, processes, stop, init)
+            if decision == "resume":
+                _resume(job, reporter)
+            elif processes.main:
+                run.write("config.json", config.model_dump(mode="json"))
         job.task.prepare(job.micro_batch, reporter)
         return _run(job, stop, reporter)
 
@@ -130,7 +139,7 @@ def _loop(job: TrainingJob, stop: StopRequest, reporter: Reporter) -> int:
     config, task, schedule, state = job.config, job.task, job.schedule, job.state
     stopping, seconds = False, 0.0
     if state.evaluated < state.step and schedule.due(state.step, schedule.evaluate_every):
-        _evaluate(job, reporter)  # the run was stopped between the step and its evaluation
+        stopping = not _evaluate(job, reporter)  # the run was stopped before that, or in it
         seconds = _save_if_due(job, stopping)
     batches = task.training_batches(
         job.order, state.step * config.batch_size, schedule.total * config.batch_size
@@ -159,7 +168,7 @@ def _loop(job: TrainingJob, stop: StopRequest, reporter: Reporter) -> int:
         reporter.step(job)
         if schedule.due(state.step, schedule.evaluate_every) and not stopping:
             before = time.perf_counter()
-            _evaluate(job, reporter)
+            stopping = not _evaluate(job, reporter)
             clock += time.perf_counter() - before
         seconds = _save_if_due(job, stopping)
     if stopping:  # also after the last step: its evaluation is missing
@@ -210,8 +219,24 @@ def _log_training(
     return now
 
 
-def _evaluate(job: TrainingJob, reporter: Reporter) -> None:
-    """Evaluate the weights and their average; note it if the last of them are the best so far."""
+def _evaluate(job: TrainingJob, reporter: Reporter) -> bool:
+    """Evaluate the weights and their average; note it if the last of them are the best so far.
+
+    False if a request to stop ended it: nothing is noted then.
+    """
+    try:
+        numbers = _evaluated_numbers(job, reporter)
+    except Stopped:
+        return False
+    state, metric = job.state, job.config.checkpoint.best
+    state.evaluated = state.step
+    if state.best is None or better(metric, numbers[metric], state.best):
+        state.best, state.best_step = numbers[metric], state.step
+    return True
+
+
+def _evaluated_numbers(job: TrainingJob, reporter: Reporter) -> dict[str, float]:
+    """Report the numbers of the weights and of their average; returns the last of them."""
     state, task = job.state, job.task
     contexts: dict[str, AbstractContextManager[None]] = {"val": nullcontext()}
     if state.average is not None:
@@ -227,10 +252,7 @@ def _evaluate(job: TrainingJob, reporter: Reporter) -> None:
         reporter.image(state.step, f"{split}/images", sheet)
     if job.schedule.due(state.step, job.schedule.attention_every):
         _draw_attention(job, reporter)
-    value = numbers[job.config.checkpoint.best]
-    state.evaluated = state.step
-    if state.best is None or better(job.config.checkpoint.best, value, state.best):
-        state.best, state.best_step = value, state.step
+    return numbers
 
 
 def _draw_attention(job: TrainingJob, reporter: Reporter) -> None:
@@ -274,8 +296,12 @@ def _save_if_due(job: TrainingJob, stopping: bool) -> float:
 def _preempted(job: TrainingJob, stop: StopRequest, seconds: float, reporter: Reporter) -> int:
     job.set_status("preempted", signal=stop.signal)
     reporter.say(
-        f"Stopped after step {job.state.step} ({stop.signal or 'signal to another process'}); "
+        f"Stopped after step {job.state.step} ({_reason(stop)}); "
         f"saving took {elapsed(seconds)} (torchrun waits 30 s after a signal). "
         f"The same command resumes the run."
     )
     return PREEMPTED
+
+
+def _reason(stop: StopRequest) -> str:
+    return stop.signal or "signal to another process"
