@@ -67,7 +67,7 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Within, signals become a request that the loop handles after its step."""
+    """Within, signals become a request that is handled after the step or batch at hand."""
     request = StopRequest()
     numbers = [signal.SIGTERM, signal.SIGINT]
     if hasattr(signal, "SIGUSR1"):  # not on Windows
