@@ -26,7 +26,8 @@ from omegaconf import DictConfig, OmegaConf
 from vision.config import ConfigError, UserError, parse
 from vision.sweeps.outcome import RunFailedError, RunPreemptedError, read_outcome
 from vision.training.configs import TrainConfig
-from vision.training.run.run_folder import PREEMPTED, Run, StopRequest, stop_requests
+from vision.training.run.run_folder import PREEMPTED, Run
+from vision.training.run.stop import StopRequest, stop_requests
 
 if TYPE_CHECKING:
     from vision.cli.composition import SweepJob

@@ -23,7 +23,6 @@ from vision.data.batches import (
     Loader,
     Pipeline,
     evaluation_batches,
-    resolve_workers,
     training_batches,
 )
 from vision.data.configs import AugmentConfig
@@ -32,6 +31,7 @@ from vision.data.images.decode import UnreadableImageError, open_image
 from vision.data.order import BatchOrder, epoch_length
 from vision.data.preprocess import evaluation_pixels
 from vision.data.sources.source import Source, StoredImage
+from vision.data.workers import resolve_workers
 from vision.randomness import generator
 
 
@@ -328,7 +328,6 @@ for _ in t.evaluation_batches(t.make_loader(Killed(12), workers=1, augmentation=
 
 
 def test_dead_worker_gives_a_clear_error() -> None:
-    # In a process of its own: torch raises the error wherever the main thread happens to be.
     result = subprocess.run(
         [sys.executable, "-c", KILL],
         cwd=Path(__file__).parents[2],
@@ -339,7 +338,7 @@ def test_dead_worker_gives_a_clear_error() -> None:
         check=False,
     )
     assert result.returncode == 1
-    assert re.search(r"RuntimeError: .*data workers died.*memory.*loader.workers", result.stderr)
+    assert re.search(r"DeadWorkerError: .*data workers died.*memory.*loader.workers", result.stderr)
 
 
 def test_mistake_in_a_source_is_not_taken_for_a_bad_file() -> None:

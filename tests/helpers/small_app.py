@@ -15,7 +15,8 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 
 from vision.sweeps.outcome import RunPreemptedError
-from vision.training.run.run_folder import PREEMPTED, stop_requests
+from vision.training.run.run_folder import PREEMPTED
+from vision.training.run.stop import stop_requests
 
 APP = """
 seed: 0

@@ -17,6 +17,7 @@ from vision.config import ConfigError
 from vision.training.job import build_job
 from vision.training.run.distributed import World
 from vision.training.run.run_folder import Run
+from vision.training.run.stop import StopRequest
 
 SHORT = ["duration=3steps", "evaluate_every=3steps"]
 
@@ -112,10 +113,11 @@ def test_resume_with_changes_allowed_goes_on_with_the_new_settings(tmp_path: Pat
 
 def test_batch_that_processes_cannot_share_is_refused_with_what_would_fit(tmp_path: Path) -> None:
     config = small_config(tmp_path, "batch_size=9")
+    world = World(0, 2, torch.device("cpu"))
     with pytest.raises(
         ConfigError, match=r"batch_size = 9 cannot be shared equally by 2 .*multiple"
     ):
-        build_job(config, Run(tmp_path / "run"), World(0, 2, torch.device("cpu")), init=None)
+        build_job(config, Run(tmp_path / "run"), world, StopRequest(), init=None)
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from small_runs import (
 )
 
 from vision.checkpoints.native.checkpoint import read_checkpoint
+from vision.checkpoints.native.checkpoint_folder import latest
 from vision.checkpoints.open import open_model
 from vision.cli.app import main
 from vision.cli.composition import compose
@@ -105,8 +106,11 @@ def test_train_stores_what_evaluation_needs_and_says_that_it_is_finished(
     steps = [event["step"] for event in metrics(tmp_path, "val")]
     assert steps == [7, 14, 20]
     assert [event["step"] for event in metrics(tmp_path, "val_ema")] == steps
-    files = sorted(f.name for f in (tmp_path / "run" / "checkpoints").iterdir())
-    assert files == ["best.safetensors", "step_00000018.safetensors", "step_00000020.safetensors"]
+    files = {f.stem: read_checkpoint(f).record for f in latest(tmp_path / "run" / "checkpoints")}
+    # The last two, and what was the best when they were stored.
+    assert {"step_00000018", "step_00000020", "best"} <= files.keys()
+    before = [f"step_{files[name]['best_step']:08d}" for name in ("step_00000018", "step_00000020")]
+    assert files.keys() <= {"step_00000018", "step_00000020", "best", *before}
     before = last_tensors(tmp_path)
     assert train(config, "x") == 0
     assert "is finished already" in capsys.readouterr().out

@@ -143,8 +143,8 @@ def _data(config: DataCommandConfig) -> int:
 
 
 def _check(config: DataCommandConfig) -> int:
-    from vision.data.batches import resolve_workers
     from vision.data.tools.check import check_data
+    from vision.data.workers import resolve_workers
 
     result = check_data(config.data, resolve_workers(config.loader.workers))
     if config.format == "json":

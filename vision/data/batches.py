@@ -4,12 +4,10 @@ Workers get complete requests and have no state, so that any number of them make
 and the position in an epoch is known without asking them.
 """
 
-import os
-import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing import get_start_method
+from multiprocessing.process import BaseProcess
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -25,6 +23,14 @@ from vision.data.images.policies import import_policy
 from vision.data.order import BatchOrder, BatchRequest, evaluation_requests, training_requests
 from vision.data.preprocess import Preprocess, evaluation_pixels
 from vision.data.sources.source import Source
+from vision.data.workers import (
+    dead_worker,
+    kill_workers,
+    noted_workers,
+    resolve_start_method,
+    resolve_workers,
+    start_worker,
+)
 from vision.randomness import generator
 
 
@@ -144,8 +150,10 @@ class Loader:
     def __post_init__(self) -> None:
         self._requests = _Requests()
         self._run = 0
+        self._processes: list[BaseProcess] = []
         if self.pipeline.augment is not None and self.workers:
             import_policy(self.pipeline.augment.policy)
+        method = resolve_start_method(self.config.start_method)
         self._loader: DataLoader[Batch] = DataLoader(
             self.pipeline,
             batch_size=None,
@@ -153,8 +161,8 @@ class Loader:
             num_workers=self.workers,
             collate_fn=_unchanged,
             pin_memory=torch.cuda.is_available(),
-            worker_init_fn=_start_worker,
-            multiprocessing_context=_start_method(self.config) if self.workers else None,
+            worker_init_fn=start_worker,
+            multiprocessing_context=method if self.workers else None,
             generator=torch.Generator(),  # the default draws from the global one
             prefetch_factor=self.config.prefetch if self.workers else None,
             persistent_workers=self.workers > 0,
@@ -166,30 +174,19 @@ class Loader:
         run = self._run
         self._requests.current = requests
         try:
-            for batch in self._loader:
+            with noted_workers() as started:
+                batches = iter(self._loader)
+            self._processes += started
+            for batch in batches:
                 self._note(batch.failures)
                 yield batch
                 if run != self._run:
                     raise RuntimeError("these batches ended when others were requested.")
         except (RuntimeError, EOFError, ConnectionError) as error:
-            if self.workers and _is_death(error):
-                self._stop_workers()
-                raise RuntimeError(_worker_died(self.workers)) from error
+            if self.workers and (dead := dead_worker(error, self.workers)):
+                kill_workers(self._processes)
+                raise dead from error
             raise
-
-    def _stop_workers(self) -> None:
-        """Stop the other workers, so that torch's signal handler does not report the death again.
-
-        It would do so at any point of the program, even while an error is being printed.
-        """
-        stop = getattr(self._loader._iterator, "_shutdown_workers", None)
-        while stop is not None:
-            try:
-                stop()
-                return
-            except RuntimeError as error:
-                if not _is_death(error):
-                    raise
 
     def _note(self, failures: tuple[Failure, ...]) -> None:
         for failure in failures:
@@ -233,7 +230,7 @@ def build_loader(
             memory=config.memory * 2**20 // processes,
             largest=4 * height * width * preprocess.channels,
             channels=preprocess.channels,
-            forked=not workers or _start_method(config) == "fork",
+            forked=not workers or resolve_start_method(config.start_method) == "fork",
         )
     pipeline = Pipeline(source, preprocess, augment, seed, config.max_pixels, data.on_error, kept)
     return Loader(pipeline, config, workers, data.max_error_share)
@@ -258,27 +255,6 @@ def evaluation_batches(
     return loader.batches(evaluation_requests(samples, batch_size, rank, ranks))
 
 
-def resolve_workers(
-    setting: Literal["auto"] | int, processes: int = 1, on_cpu: bool = False
-) -> int:
-    """Return the number of workers for each of the `processes` on this machine.
-
-    With `on_cpu` the model itself runs on the CPU and needs most of it.
-    """
-    if setting != "auto":
-        return setting
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on Linux
-        cores = os.cpu_count() or 1
-    share = cores // processes
-    return max(0, min(2, share - 1)) if on_cpu else max(1, min(16, share))
-
-
-def _start_method(config: LoaderConfig) -> str:
-    return get_start_method() if config.start_method == "auto" else config.start_method
-
-
 class _Requests(Sampler[BatchRequest]):
     """The requests that `DataLoader` iterates over, replaced for each run."""
 
@@ -290,27 +266,3 @@ class _Requests(Sampler[BatchRequest]):
 
 def _unchanged(batch: Any) -> Any:
     return batch
-
-
-def _start_worker(worker: int) -> None:
-    # Ctrl-C goes to every process of a terminal, and schedulers send their signals to every process
-    # of a job. The training process handles them, and may still need batches.
-    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
-        if hasattr(signal, name):  # no SIGUSR1 on Windows
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-
-
-def _is_death(error: BaseException) -> bool:
-    """Whether a worker died. An error that it raised itself is passed on by torch as "Caught …"."""
-    if isinstance(error, EOFError | ConnectionError):
-        return True
-    return "DataLoader worker" in str(error) and "Caught" not in str(error)
-
-
-def _worker_died(workers: int) -> str:
-    return (
-        f"one of the {workers} data workers died. Often the machine has run out of memory: choose "
-        "fewer loader.workers, or a smaller loader.prefetch or loader.memory. In a container "
-        "shared memory may be too small: start it with more (docker run --shm-size=8g). With "
-        "loader.workers=0 the error itself is shown."
-    )

@@ -44,6 +44,7 @@ from vision.training.optim import build_optimizer
 from vision.training.run.distributed import World, compile_steps, parallelize
 from vision.training.run.memory import largest_that_fits
 from vision.training.run.run_folder import Run, writing
+from vision.training.run.stop import StopRequest
 from vision.training.schedule import Schedule, build_schedule
 from vision.training.state import TrainState, start_average
 from vision.training.step import empty_sums
@@ -109,7 +110,9 @@ class TrainingJob:
             self.run.write("status.json", values | more)
 
 
-def build_job(config: TrainConfig, run: Run, world: World, init: str | None) -> TrainingJob:
+def build_job(
+    config: TrainConfig, run: Run, world: World, stop: StopRequest, init: str | None
+) -> TrainingJob:
     """Data, model, task, schedule and optimiser of a run.
 
     Weights come from `init` or are drawn from the seed; those of a run that is resumed are still to
@@ -125,7 +128,7 @@ def build_job(config: TrainConfig, run: Run, world: World, init: str | None) -> 
         from vision.training.run.drawn_attention import check_attention
 
         check_attention(model, data.preprocess)
-    task = select_task(config, data, model, run, world)
+    task = select_task(config, data, model, run, world, stop)
     order = BatchOrder(
         seed=config.seed,
         batch_size=config.batch_size,

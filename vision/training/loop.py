@@ -6,7 +6,15 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from vision.checkpoints.native.checkpoint import open_latest, write_checkpoint
-from vision.checkpoints.native.checkpoint_folder import latest, mark_best, prune, step_path
+from vision.checkpoints.native.checkpoint_folder import (
+    BEST,
+    latest,
+    mark_best,
+    prune,
+    recorded_best,
+    restore_best,
+    step_path,
+)
 from vision.terminal import elapsed
 from vision.training.configs import TrainConfig
 from vision.training.job import TrainingJob, build_job
@@ -17,12 +25,11 @@ from vision.training.run.memory import memory_advice
 from vision.training.run.run_folder import (
     PREEMPTED,
     RunFileError,
-    StopRequest,
     better,
     find_run,
     run_lock,
-    stop_requests,
 )
+from vision.training.run.stop import Stopped, StopRequest, stop_requests
 from vision.training.schedule import lr_at
 from vision.training.state import averaged, gather, restore
 from vision.training.step import NonFiniteError, explain_nonfinite, forward_backward, update
@@ -35,7 +42,15 @@ def train(config: TrainConfig, label: str) -> int:
     `label` names the model and the data in the name of a run that has none of its own.
     """
     with stop_requests() as stop, world(config.device) as processes:
-        return _train(config, label, processes, stop, Reporter(processes.main))
+        reporter = Reporter(processes.main)
+        try:
+            return _train(config, label, processes, stop, reporter)
+        except Stopped:
+            reporter.say(
+                f"Stopped before the next step ({_reason(stop)}); nothing is to be saved. The same "
+                "command starts or resumes the run."
+            )
+            return PREEMPTED
 
 
 def _train(
@@ -57,28 +72,40 @@ def _train(
             if code:
                 return code
             init = str(find_run(probe, label).folder)
-        job = build_job(config, run, processes, init)
-        if decision == "resume":
-            _resume(job, reporter)
-        elif processes.main:
-            run.write("config.json", config.model_dump(mode="json"))
+        with stop.at_once():
+            job = build_job(config, run, processes, stop, init)
+            if decision == "resume":
+                _resume(job, reporter)
+            elif processes.main:
+                run.write("config.json", config.model_dump(mode="json"))
         job.task.prepare(job.micro_batch, reporter)
         return _run(job, stop, reporter)
 
 
 def _resume(job: TrainingJob, reporter: Reporter) -> None:
-    """Restore the newest readable checkpoint; without one, start again."""
-    opened = open_latest(job.run.checkpoints)
+    """Restore the newest readable checkpoint, and the best one that the run had by then; without
+    any, start again.
+    """
+    state, folder = job.state, job.run.checkpoints
+    opened = open_latest(folder)
     if opened is None:
         reporter.warn(f"{job.run.folder} has no checkpoint yet; starting again.")
     else:
         for warning in opened.warnings:
             reporter.warn(warning)
-        restore(job.state, opened.checkpoint, job.config.optimizer.name, job.world.main)
-        reporter.say(f"Resuming {job.run.folder} after step {job.state.step}.")
-    job.world.wait()
-    if job.world.main:
-        job.run.cut_metrics(job.state.step)
+        best_step = recorded_best(folder, opened.checkpoint.record)
+        restore(state, opened.checkpoint, best_step, job.config.optimizer.name, job.world.main)
+        reporter.say(f"Resuming {job.run.folder} after step {state.step}.")
+    job.world.wait()  # all have read what is changed now
+    if not job.world.main:
+        return
+    job.run.cut_metrics(state.step, state.evaluated)
+    if not restore_best(folder, state.best_step):
+        assert state.best_step is not None
+        reporter.warn(
+            f"{step_path(folder, state.best_step)}, the best checkpoint so far, is not there; "
+            f"{BEST} is written again when an evaluation is better."
+        )
 
 
 def _run(job: TrainingJob, stop: StopRequest, reporter: Reporter) -> int:
@@ -110,13 +137,15 @@ def _run(job: TrainingJob, stop: StopRequest, reporter: Reporter) -> int:
 
 def _loop(job: TrainingJob, stop: StopRequest, reporter: Reporter) -> int:
     config, task, schedule, state = job.config, job.task, job.schedule, job.state
+    stopping, seconds = False, 0.0
     if state.evaluated < state.step and schedule.due(state.step, schedule.evaluate_every):
-        _evaluate(job, reporter)  # the run was stopped between the step and its evaluation
+        stopping = not _evaluate(job, reporter)  # the run was stopped before that, or in it
+        seconds = _save_if_due(job, stopping)
     batches = task.training_batches(
         job.order, state.step * config.batch_size, schedule.total * config.batch_size
     )
     clock = time.perf_counter()
-    while state.step < schedule.total:
+    while state.step < schedule.total and not stopping:
         if state.evaluated == state.step and _is_worse_than_bound(job):
             job.set_status("pruned", best=state.best)
             reporter.say(f"Pruned after step {state.step}: earlier trials were better by then.")
@@ -139,12 +168,11 @@ def _loop(job: TrainingJob, stop: StopRequest, reporter: Reporter) -> int:
         reporter.step(job)
         if schedule.due(state.step, schedule.evaluate_every) and not stopping:
             before = time.perf_counter()
-            _evaluate(job, reporter)
+            stopping = not _evaluate(job, reporter)
             clock += time.perf_counter() - before
-        if stopping or state.improved or schedule.due(state.step, schedule.checkpoint_every):
-            seconds = _save(job)
-            if stopping and state.step < schedule.total:
-                return _preempted(job, stop, seconds, reporter)
+        seconds = _save_if_due(job, stopping)
+    if stopping:  # also after the last step: its evaluation is missing
+        return _preempted(job, stop, seconds, reporter)
     job.set_status("finished", best=state.best)
     reporter.finish(job)
     return 0
@@ -191,8 +219,24 @@ def _log_training(
     return now
 
 
-def _evaluate(job: TrainingJob, reporter: Reporter) -> None:
-    """Evaluate the weights and their average; note whether the last of them are the best so far."""
+def _evaluate(job: TrainingJob, reporter: Reporter) -> bool:
+    """Evaluate the weights and their average; note it if the last of them are the best so far.
+
+    False if a request to stop ended it: nothing is noted then.
+    """
+    try:
+        numbers = _evaluated_numbers(job, reporter)
+    except Stopped:
+        return False
+    state, metric = job.state, job.config.checkpoint.best
+    state.evaluated = state.step
+    if state.best is None or better(metric, numbers[metric], state.best):
+        state.best, state.best_step = numbers[metric], state.step
+    return True
+
+
+def _evaluated_numbers(job: TrainingJob, reporter: Reporter) -> dict[str, float]:
+    """Report the numbers of the weights and of their average; returns the last of them."""
     state, task = job.state, job.task
     contexts: dict[str, AbstractContextManager[None]] = {"val": nullcontext()}
     if state.average is not None:
@@ -208,11 +252,7 @@ def _evaluate(job: TrainingJob, reporter: Reporter) -> None:
         reporter.image(state.step, f"{split}/images", sheet)
     if job.schedule.due(state.step, job.schedule.attention_every):
         _draw_attention(job, reporter)
-    value = numbers[job.config.checkpoint.best]
-    state.evaluated = state.step
-    state.improved = state.best is None or better(job.config.checkpoint.best, value, state.best)
-    if state.improved:
-        state.best = value
+    return numbers
 
 
 def _draw_attention(job: TrainingJob, reporter: Reporter) -> None:
@@ -232,19 +272,23 @@ def _draw_attention(job: TrainingJob, reporter: Reporter) -> None:
         reporter.image(job.state.step, f"attention/{name}", image)
 
 
-def _save(job: TrainingJob) -> float:
-    """Write a checkpoint, keep the last ones and the best; returns the seconds that it took."""
+def _save_if_due(job: TrainingJob, stopping: bool) -> float:
+    """Write a checkpoint at its interval, at the end, of the best step and before a stop; keep the
+    last ones and the best. Returns the seconds that it took.
+    """
     before = time.perf_counter()
-    state = job.state
+    state, schedule = job.state, job.schedule
+    improved = state.best_step == state.step
+    if not (stopping or improved or schedule.due(state.step, schedule.checkpoint_every)):
+        return 0.0
     tensors, record = gather(state, job.world.sum(state.sums.clone()))
     if job.world.main:
         path = step_path(job.run.checkpoints, state.step)
         write_checkpoint(path, tensors, {**record, **job.record})
-        if state.improved:
+        if improved:
             mark_best(path)
         prune(job.run.checkpoints, job.config.checkpoint.keep, state.step)
     job.run.store_unreadable(job.world.rank, job.task.unreadable())
-    state.improved = False
     job.world.wait()
     return time.perf_counter() - before
 
@@ -252,8 +296,12 @@ def _save(job: TrainingJob) -> float:
 def _preempted(job: TrainingJob, stop: StopRequest, seconds: float, reporter: Reporter) -> int:
     job.set_status("preempted", signal=stop.signal)
     reporter.say(
-        f"Stopped after step {job.state.step} ({stop.signal or 'signal to another process'}); "
+        f"Stopped after step {job.state.step} ({_reason(stop)}); "
         f"saving took {elapsed(seconds)} (torchrun waits 30 s after a signal). "
         f"The same command resumes the run."
     )
     return PREEMPTED
+
+
+def _reason(stop: StopRequest) -> str:
+    return stop.signal or "signal to another process"

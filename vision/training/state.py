@@ -40,10 +40,10 @@ class TrainState:
     step: int = 0
     best: float | None = None
     """The best value so far of `checkpoint.best`."""
+    best_step: int | None = None
+    """The step that had it."""
     evaluated: int = 0
     """The last step whose evaluation is done."""
-    improved: bool = False
-    """The last evaluation was the best so far and is not saved yet."""
     wandb_id: str | None = None
     started: float = field(default_factory=time.perf_counter)
     """When the run would have started, had it never been interrupted."""
@@ -69,6 +69,7 @@ def gather(state: TrainState, sums: Tensor) -> tuple[dict[str, Tensor], dict[str
     record = {
         "step": state.step,
         "best": state.best,
+        "best_step": state.best_step,
         "evaluated": state.evaluated,
         "optimizer": optimizer_record,
         "scaler": state.scaler.state_dict(),
@@ -78,7 +79,9 @@ def gather(state: TrainState, sums: Tensor) -> tuple[dict[str, Tensor], dict[str
     return {name: gathered(tensor) for name, tensor in tensors.items()}, record
 
 
-def restore(state: TrainState, checkpoint: Checkpoint, optimizer: str, main: bool) -> None:
+def restore(
+    state: TrainState, checkpoint: Checkpoint, best_step: int | None, optimizer: str, main: bool
+) -> None:
     """Put a stored state back into a freshly built one. All processes must call it together.
 
     `optimizer` is the name of the optimiser that the state was built with.
@@ -99,7 +102,7 @@ def restore(state: TrainState, checkpoint: Checkpoint, optimizer: str, main: boo
     state.scaler.load_state_dict(record["scaler"])
     # Sums are added up over processes again, so only one of them may keep them.
     state.sums.copy_(tensors["sums"] if main else torch.zeros_like(tensors["sums"]))
-    state.step, state.best = record["step"], record["best"]
+    state.step, state.best, state.best_step = record["step"], record["best"], best_step
     state.evaluated, state.wandb_id = record["evaluated"], record["wandb"]
     state.started -= record.get("seconds", 0.0)
 

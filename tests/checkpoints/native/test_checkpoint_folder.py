@@ -15,14 +15,26 @@ from vision.checkpoints.native.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from vision.checkpoints.native.checkpoint_folder import latest, mark_best, prune, step_path
+from vision.checkpoints.native.checkpoint_folder import (
+    BEST,
+    latest,
+    mark_best,
+    prune,
+    recorded_best,
+    restore_best,
+    step_path,
+)
 from vision.checkpoints.native.header import read_record
 
 
-def store(folder: Path, *steps: int) -> list[Path]:
+def store(folder: Path, *steps: int, best: dict[int, int | None] | None = None) -> list[Path]:
+    """Checkpoints of these steps; `best` has what was the best step at some of them."""
     paths = [step_path(folder, step) for step in steps]
     for step, path in zip(steps, paths, strict=True):
-        write_checkpoint(path, {"w": torch.full((8,), float(step))}, {"step": step})
+        record = {"step": step}
+        if best is not None:
+            record |= {"best_step": best[step]}
+        write_checkpoint(path, {"w": torch.full((8,), float(step))}, record)
     return paths
 
 
@@ -35,6 +47,10 @@ def spoil(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
+
+
+def no_links(*_: object) -> None:
+    raise OSError(errno.EPERM, "not permitted")
 
 
 def test_latest_orders_by_the_number_of_the_step_and_ends_with_the_best(tmp_path: Path) -> None:
@@ -124,9 +140,6 @@ def test_best_outlives_the_step_that_it_was(tmp_path: Path) -> None:
 def test_best_is_a_copy_where_files_have_one_name_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_links(*_: object) -> None:
-        raise OSError(errno.EPERM, "not permitted")
-
     monkeypatch.setattr(os, "link", no_links)
     first, second = store(tmp_path, 1, 2)
     mark_best(first)
@@ -188,6 +201,49 @@ def test_prune_does_not_count_one_that_is_cut_short(tmp_path: Path) -> None:
     paths[2].write_bytes(paths[2].read_bytes()[:100])
     assert prune(tmp_path, keep=2, step=4) == [paths[0]]
     assert latest(tmp_path) == [paths[3], paths[2], paths[1]]
+
+
+def test_prune_keeps_what_was_the_best_when_a_kept_one_was_stored(tmp_path: Path) -> None:
+    paths = store(tmp_path, 1, 2, 3, 4, best={1: None, 2: 2, 3: 2, 4: 4})
+    assert prune(tmp_path, keep=2, step=4) == [paths[0]]
+    assert prune(tmp_path, keep=1, step=4) == [paths[2], paths[1]]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_restored_best_is_that_of_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
+    first, second = store(tmp_path, 1, 2)
+    best = tmp_path / BEST
+    for step in (1, 2, 2, 1):
+        assert restore_best(tmp_path, step)
+        assert read_record(best)["step"] == step
+    spoilt = second.read_bytes()[:100]
+    second.write_bytes(spoilt)
+    assert not restore_best(tmp_path, 2)
+    assert not restore_best(tmp_path, 3)
+    assert read_record(best)["step"] == 1  # untouched
+    best.write_bytes(spoilt)
+    if links:
+        store(tmp_path, 1)
+    assert restore_best(tmp_path, 1)
+    assert read_record(best)["step"] == 1
+    assert restore_best(tmp_path, None) and restore_best(tmp_path, None)
+    assert names(tmp_path) == [first.name, second.name]
+
+
+def test_best_step_of_a_record_without_one_is_that_of_the_best_or_its_own(tmp_path: Path) -> None:
+    assert recorded_best(tmp_path, {"step": 5, "best": 0.1, "best_step": 3}) == 3
+    assert recorded_best(tmp_path, {"step": 5, "best": None, "best_step": None}) is None
+    assert recorded_best(tmp_path, {"step": 5, "best": None}) is None
+    evaluated = {"step": 5, "best": 0.1, "evaluated": 5}
+    assert recorded_best(tmp_path, evaluated) == 5  # killed before it was marked
+    write_checkpoint(tmp_path / BEST, {}, {"step": 3, "best": 0.2, "evaluated": 3})
+    assert recorded_best(tmp_path, evaluated) == 5
+    assert recorded_best(tmp_path, {"step": 5, "best": 0.2, "evaluated": 5}) == 3
+    assert recorded_best(tmp_path, {"step": 5, "best": 0.2, "evaluated": 3}) == 3
 
 
 def test_prune_of_everything_is_refused(tmp_path: Path) -> None:

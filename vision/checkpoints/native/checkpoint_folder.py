@@ -1,4 +1,8 @@
-"""A run's folder of checkpoints: one file per stored step, and the best one under its own name."""
+"""A run's folder of checkpoints: one file per stored step, and the best one under its own name.
+
+The record of each says which step was the best when it was stored. A run that is resumed from any
+of them, after a kill at any instant, thus gets back the best checkpoint that it had by then.
+"""
 
 import errno
 import os
@@ -6,7 +10,7 @@ import re
 from pathlib import Path
 
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.native.header import read_record
+from vision.checkpoints.native.header import Record, read_record
 from vision.files import replacing, sync_folder, temporary_name, write_all
 
 BEST = "best.safetensors"
@@ -48,9 +52,39 @@ def mark_best(path: Path) -> Path:
     return best
 
 
+def recorded_best(folder: Path, record: Record) -> int | None:
+    """The step that was the best of a run when it stored this record; None: there was none yet."""
+    if "best_step" in record or record["best"] is None:
+        return record.get("best_step")
+    # A version that did not record it wrote the checkpoint, and perhaps was killed before it marked
+    # it as the best.
+    best = _readable_record(folder / BEST)
+    evaluated = record["evaluated"] == record["step"]
+    if evaluated and (best is None or best["best"] != record["best"]):
+        return int(record["step"])
+    return None if best is None else int(best["step"])
+
+
+def restore_best(folder: Path, step: int | None) -> bool:
+    """Make `best.safetensors` the checkpoint of a step, or remove it if there is no best step yet.
+    False if that checkpoint is no longer there.
+    """
+    if step is None:
+        (folder / BEST).unlink(missing_ok=True)
+        return True
+    best = _readable_record(folder / BEST)
+    if best is not None and best["step"] == step:
+        return True
+    path = step_path(folder, step)
+    if _readable_record(path) is None:
+        return False
+    mark_best(path)
+    return True
+
+
 def prune(folder: Path, keep: int, step: int) -> list[Path]:
-    """Remove all but the last `keep` checkpoints up to `step`, the one just stored, and return what
-    was removed. The best one is never touched.
+    """Remove all but the last `keep` checkpoints up to `step`, the one just stored, and those that
+    were the best when these were stored; return what was removed. The best one is never touched.
 
     A file after `step` is one that the run could not resume from: it neither counts nor is touched,
     else it would push out good ones. For the same reason a file with an unreadable header does not
@@ -59,11 +93,17 @@ def prune(folder: Path, keep: int, step: int) -> list[Path]:
     if keep < 1:
         raise ValueError(f"keep = {keep}, but at least the last checkpoint must stay.")
     kept, removed = 0, []
+    best: set[int | None] = set()
     for number, path in _steps(folder):
         if number > step:
             continue
         if kept < keep:
-            kept += _has_readable_header(path)
+            record = _readable_record(path)
+            if record is not None:
+                kept += 1
+                best.add(record.get("best_step"))
+            continue
+        if number in best:
             continue
         try:
             path.unlink(missing_ok=True)
@@ -81,12 +121,12 @@ def _steps(folder: Path) -> list[tuple[int, Path]]:
     return sorted(((int(match[1]), path) for match, path in found if match), reverse=True)
 
 
-def _has_readable_header(path: Path) -> bool:
+def _readable_record(path: Path) -> Record | None:
+    """The record of a checkpoint; None if there is no file, or none with a readable header."""
     try:
-        read_record(path)
+        return read_record(path)
     except CheckpointError:
-        return False
-    return True
+        return None
 
 
 def _link(path: Path, best: Path) -> bool:

@@ -18,13 +18,11 @@ import errno
 import hashlib
 import json
 import os
-import signal
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from vision.config import ConfigError, UserError
@@ -183,13 +181,20 @@ class Run:
         """The settings that the run was started with."""
         return self.read("config.json")
 
-    def cut_metrics(self, step: int) -> None:
-        """Remove the numbers of steps after `step`, which are about to be repeated."""
+    def cut_metrics(self, step: int, evaluated: int) -> None:
+        """Remove the numbers of steps after `step`, and of evaluations after the step `evaluated`:
+        they are about to be repeated.
+        """
         if not self.metrics.exists():
             return
         lines = self.metrics.read_text(encoding="utf-8").splitlines()
         complete = [line for line in lines if line.endswith("}")]  # a killed process may cut one
-        kept = [line for line in complete if json.loads(line)["step"] <= step]
+        last = {"train": step}
+        kept = [
+            line
+            for line, event in zip(complete, map(json.loads, complete), strict=True)
+            if event["step"] <= last.get(event["split"], evaluated)
+        ]
         self._write(self.metrics.name, "".join(f"{line}\n" for line in kept))
 
 
@@ -316,35 +321,3 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _shown(settings: Mapping[str, Any], key: str) -> str:
     return json.dumps(settings[key]) if key in settings else "(missing)"
-
-
-@dataclass
-class StopRequest:
-    """A request to stop by SIGTERM, SIGINT or SIGUSR1; false until there is one."""
-
-    signal: str = ""
-
-    def __bool__(self) -> bool:
-        return bool(self.signal)
-
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        """Remember the request; a second interrupt from the keyboard ends the process at once."""
-        name = signal.Signals(number).name
-        if name == self.signal == "SIGINT":
-            raise KeyboardInterrupt
-        self.signal = name
-
-
-@contextmanager
-def stop_requests() -> Iterator[StopRequest]:
-    """Within, signals become a request that the loop handles after its step."""
-    request = StopRequest()
-    numbers = [signal.SIGTERM, signal.SIGINT]
-    if hasattr(signal, "SIGUSR1"):  # not on Windows
-        numbers.append(signal.SIGUSR1)
-    before = {number: signal.signal(number, request.handle) for number in numbers}
-    try:
-        yield request
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -64,14 +64,16 @@ class Classification(Task[Batch]):
 
     def evaluate(self, batch_size: int) -> dict[str, float]:
         """The metrics of `vision.evaluation.metrics`."""
+        world = self.world
+        batches = evaluation_batches(self.val_loader, batch_size, world.rank, world.size)
         return evaluate(
             self.module,
-            evaluation_batches(self.val_loader, batch_size, self.world.rank, self.world.size),
+            self.stop.until(batches, world),
             self.data.preprocess,
             len(self.classes),
-            self.world.device,
+            world.device,
             self.config.precision,
-            reduce=self.world.sum,
+            reduce=world.sum,
             channels_last=self.config.channels_last,
             flip_test=self.config.flip_test,
         )

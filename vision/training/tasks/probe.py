@@ -102,7 +102,8 @@ class Probe(Task[FeatureBatch]):
         sums = empty_sums(self.classes, device)
         requests = evaluation_requests(len(self.data.val), batch_size, world.rank, world.size)
         with evaluation_mode(self.module), torch.no_grad():
-            for batch in (self._batch("val", request) for request in requests):
+            for request in self.stop.until(requests, world):
+                batch = self._batch("val", request)
                 with autocast(self.config.precision, device):
                     logits = self.module(batch.features.to(device))
                 valid = batch.ids.to(device) >= 0
@@ -211,7 +212,8 @@ def _compute(
             file = stack.enter_context(replacing(path))
         normalize = normalizer(task.data.preprocess, world.device)
         loader = task.image_loader(source, keep=False)
-        for batch in evaluation_batches(loader, batch_size, world.rank, world.size):
+        batches = evaluation_batches(loader, batch_size, world.rank, world.size)
+        for batch in task.stop.until(batches, world):
             images = normalize(batch.images.to(world.device, non_blocking=True))
             pooled = _pooled(task, images, check=first == 0)
             rows, readable = _all_rows(world, pooled, batch.ids)

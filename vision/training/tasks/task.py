@@ -6,7 +6,7 @@ checkpoints do not change.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
@@ -23,6 +23,7 @@ from vision.training.configs import TrainConfig, TuneHeadConfig
 from vision.training.run.distributed import World
 from vision.training.run.log import Reporter
 from vision.training.run.run_folder import Run
+from vision.training.run.stop import StopRequest
 
 
 class Samples(Protocol):
@@ -60,6 +61,8 @@ class Task(ABC, Generic[B]):
     """What the optimiser updates, EMA averages and checkpoints store."""
     run: Run
     world: World
+    stop: StopRequest = field(default_factory=StopRequest)
+    """A request that ends an evaluation between two batches; see `StopRequest.until`."""
 
     def __post_init__(self) -> None:
         """Set up the parts that no weights are needed for. A subclass may set `module`, which a
@@ -89,7 +92,8 @@ class Task(ABC, Generic[B]):
     def evaluate(self, batch_size: int) -> dict[str, float]:
         """Numbers on the validation data with the present weights, `checkpoint.best` among them.
 
-        All processes call this together and get the same numbers.
+        All processes call this together and get the same numbers. The batches come through
+        `self.stop.until`, so that a run is stopped within one of them.
         """
 
     @abstractmethod
@@ -149,13 +153,18 @@ class Task(ABC, Generic[B]):
 
 
 def select_task(
-    config: TrainConfig, data: TrainingData, model: Classifier, run: Run, world: World
+    config: TrainConfig,
+    data: TrainingData,
+    model: Classifier,
+    run: Run,
+    world: World,
+    stop: StopRequest,
 ) -> Task[Any]:
     """A probe on cached features where `tune` says so, else classification of images."""
     if isinstance(config.tune, TuneHeadConfig) and config.tune.cache:
         from vision.training.tasks.probe import Probe
 
-        return Probe(config, data, model, run, world)
+        return Probe(config, data, model, run, world, stop)
     from vision.training.tasks.classification import Classification
 
-    return Classification(config, data, model, run, world)
+    return Classification(config, data, model, run, world, stop)

@@ -1,0 +1,216 @@
+"""A request to stop is answered within one batch, wherever the run is, and costs nothing."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from finetune_runs import base_run, tuned_config
+from small_runs import RICH, assert_same_bits, last_tensors, metrics, small_config, status, words
+from started_runs import start
+
+from vision.checkpoints.native.checkpoint import read_checkpoint
+from vision.checkpoints.native.checkpoint_folder import BEST
+from vision.training import job
+from vision.training.loop import train
+from vision.training.run.distributed import World
+from vision.training.run.run_folder import PREEMPTED
+from vision.training.run.stop import Stopped, StopRequest, stop_requests
+from vision.training.tasks import classification, probe
+
+ALONE = World(0, 1, torch.device("cpu"))
+SETTINGS = [*RICH, "duration=12steps", "evaluate_every=4steps", "checkpoint.every=5steps"]
+BATCHES = 3
+"""Of the validation images, for each of the two sets of weights."""
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, number: int) -> list[int]:
+    """Ask for a stop when the batch of this number is drawn; returns the numbers that were drawn.
+
+    `name` is a function of the module that returns batches; all its calls count.
+    """
+    original, drawn = getattr(module, name), []
+
+    def stopping(*given: Any) -> Iterator[Any]:
+        for batch in original(*given):
+            if len(drawn) == number:
+                signal.raise_signal(signal.SIGTERM)
+            drawn.append(len(drawn))
+            yield batch
+
+    monkeypatch.setattr(module, name, stopping)
+    return drawn
+
+
+def assert_same_run(whole: Path, other: Path) -> None:
+    assert status(other)["status"] == "finished"
+    assert status(other)["best"] == status(whole)["best"]
+    assert_same_bits(last_tensors(whole), last_tensors(other))
+    ends = [read_checkpoint(p / "run" / "checkpoints" / BEST).tensors for p in (whole, other)]
+    assert_same_bits(*ends)
+    for split in ("train", "val", "val_ema"):
+        expected, found = metrics(whole, split), metrics(other, split)
+        for event in (*expected, *found):
+            event.pop("images_per_second", None)
+        assert found == expected
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    assert train(small_config(folder, *SETTINGS), "x") == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("batch", "step"),
+    [
+        pytest.param(0, 4, id="the first batch of the first evaluation"),
+        pytest.param(2 * BATCHES + 4, 8, id="the average in the second"),
+        pytest.param(4 * BATCHES + 2, 12, id="the last evaluation"),
+    ],
+)
+def test_run_stopped_in_an_evaluation_repeats_it_and_ends_in_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path, batch: int, step: int
+) -> None:
+    config = small_config(tmp_path, *SETTINGS)
+    with monkeypatch.context() as stopping:
+        drawn = stop_at(stopping, classification, "evaluation_batches", batch)
+        assert train(config, "x") == PREEMPTED
+    assert drawn[-1] == batch  # no further one
+    assert status(tmp_path)["status"] == "preempted" and status(tmp_path)["step"] == step
+    with monkeypatch.context() as stopping:  # and again, in the repeated evaluation
+        drawn = stop_at(stopping, classification, "evaluation_batches", 1)
+        assert train(config, "x") == PREEMPTED
+    assert drawn[-1] == 1
+    assert status(tmp_path)["step"] == step
+    assert train(config, "x") == 0
+    assert_same_run(whole, tmp_path)
+
+
+def test_probe_stopped_while_features_are_computed_or_evaluated_ends_in_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, more = base_run(tmp_path / "source"), ["tune=head", "ema=0.9"]
+    assert train(tuned_config(tmp_path / "whole", source, *more), "x") == 0
+    config = tuned_config(tmp_path / "stopped", source, *more)
+    run = tmp_path / "stopped" / "run"
+    with monkeypatch.context() as stopping:
+        drawn = stop_at(stopping, probe, "evaluation_batches", 2)
+        assert train(config, "x") == PREEMPTED
+    assert drawn[-1] == 2
+    assert "nothing is to be saved" in capsys.readouterr().out
+    assert not (run / "status.json").exists() and not (run / "features" / "train.npy").exists()
+    with monkeypatch.context() as stopping:
+        drawn = stop_at(stopping, probe, "evaluation_requests", 1)
+        assert train(config, "x") == PREEMPTED
+    assert drawn[-1] == 1
+    assert status(tmp_path / "stopped")["status"] == "preempted"
+    assert train(config, "x") == 0
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+@pytest.mark.parametrize("name", ["build_source", "build_model", "build_optimizer"])
+def test_run_stopped_while_it_is_built_ends_at_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+) -> None:
+    def building(*given: Any, **named: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        pytest.fail("the run is still being built")
+
+    config = small_config(tmp_path, "duration=4steps")
+    with monkeypatch.context() as stopping:
+        stopping.setattr(job, name, building)
+        assert train(config, "x") == PREEMPTED
+        assert "SIGTERM" in capsys.readouterr().out
+        assert not (tmp_path / "run").exists()
+    assert train(config, "x") == 0
+
+
+def test_resumed_run_stopped_while_it_is_built_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
+) -> None:
+    config = small_config(tmp_path, *SETTINGS)
+    with monkeypatch.context() as stopping:
+        stop_at(stopping, classification, "evaluation_batches", 1)
+        assert train(config, "x") == PREEMPTED
+        before = status(tmp_path)
+        stopping.setattr(job, "build_model", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+        assert train(config, "x") == PREEMPTED
+    assert status(tmp_path) == before
+    assert train(config, "x") == 0
+    assert_same_run(whole, tmp_path)
+
+
+def test_request_is_raised_at_once_only_where_nothing_is_to_be_saved() -> None:
+    with stop_requests() as stop:
+        with pytest.raises(Stopped), stop.at_once():
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.signal == "SIGTERM"
+        with pytest.raises(Stopped), stop.at_once():  # asked before
+            pytest.fail("not stopped")
+
+
+def test_error_of_a_connection_that_another_process_closed_is_a_stop_after_a_request() -> None:
+    stop = StopRequest()
+    with pytest.raises(RuntimeError, match="closed"), stop.at_once():
+        raise RuntimeError("Connection closed by peer")
+
+    def fail() -> None:
+        stop.signal = "SIGTERM"
+        raise RuntimeError("Connection closed by peer")
+
+    with pytest.raises(Stopped), stop.at_once():
+        fail()
+
+
+def test_batches_end_in_all_processes_when_another_one_is_asked_to_stop() -> None:
+    class Other(World):
+        def any(self, *flags: bool) -> list[bool]:
+            return [True for _ in flags]
+
+    assert list(StopRequest().until([1, 2], ALONE)) == [1, 2]
+    with pytest.raises(Stopped):
+        list(StopRequest().until([1, 2], Other(0, 2, ALONE.device)))
+
+
+STOPPED_IN_RANK_1 = """
+import os, signal, sys
+from vision.cli.app import main
+from vision.training.tasks import classification
+real = classification.evaluation_batches
+def stopping(*given):
+    for number, batch in enumerate(real(*given)):
+        if os.environ["RANK"] == "1" and number == 1:
+            signal.raise_signal(signal.SIGTERM)
+        yield batch
+classification.evaluation_batches = stopping
+sys.exit(main(["train", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.slow
+def test_processes_stop_at_the_same_batch_of_an_evaluation_when_one_is_asked(
+    tmp_path: Path,
+) -> None:
+    def run(folder: Path, script: str) -> str:
+        launch = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", script]
+        process = start(sys.executable, *launch, *words(folder, *SETTINGS))
+        return process.communicate(timeout=280)[0]
+
+    script = tmp_path / "train.py"
+    script.write_text(STOPPED_IN_RANK_1)
+    run(tmp_path / "whole", "train.py")
+    output = run(tmp_path / "stopped", str(script))
+    assert status(tmp_path / "stopped")["status"] == "preempted", output
+    assert "Stopped after step 4 (signal to another process)" in output
+    output = run(tmp_path / "stopped", "train.py")
+    assert "after step 4." in output
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
