@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from vision.config import ConfigError, UserError, parse
+from vision.data.workers import end_with_parent
 from vision.sweeps.outcome import RunFailedError, RunPreemptedError, read_outcome
 from vision.training.configs import TrainConfig
 from vision.training.run.run_folder import PREEMPTED, Run
@@ -133,7 +134,7 @@ class LocalProcessLauncher(Launcher):
         """Run a job in this process and send its result; a run that was stopped sends none and
         exits with code 75.
         """
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        threading.Thread(target=end_with_parent, daemon=True).start()
         if gpu is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = gpu
         if self.parallel > 1 and _keeps_folder(job):
@@ -243,13 +244,3 @@ def visible_gpus() -> list[str]:
     import torch
 
     return [str(number) for number in range(torch.cuda.device_count())]
-
-
-def _end_with_parent() -> None:
-    """End this process at once when that of the sweep was killed: a run that nobody waits for
-    would hold its lock against the next start of the sweep.
-    """
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)

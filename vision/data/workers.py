@@ -85,11 +85,12 @@ def start_worker(worker: int) -> None:
     for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
         if hasattr(signal, name):  # no SIGUSR1 on Windows
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    Thread(target=_end_with_parent, daemon=True).start()
+    Thread(target=end_with_parent, daemon=True).start()
 
 
-def _end_with_parent() -> None:
-    """End this worker when the process that it makes batches for was killed.
+def end_with_parent() -> None:
+    """End this process as soon as the one that started it was killed: nobody waits for it any more,
+    and it may hold a lock.
 
     Torch compares the number of the parent process every five seconds, which is that of a server
     where the start method is forkserver.
