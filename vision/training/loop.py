@@ -47,8 +47,8 @@ def train(config: TrainConfig, label: str) -> int:
             return _train(config, label, processes, stop, reporter)
         except Stopped:
             reporter.say(
-                f"Stopped before the next step ({_reason(stop)}); nothing is to be saved. The same "
-                "command starts or resumes the run."
+                f"Stopped before the next step ({_reason(stop)}): there is nothing to save. The "
+                "same command starts or resumes the run."
             )
             return PREEMPTED
 

@@ -102,7 +102,7 @@ def test_probe_stopped_while_features_are_computed_or_evaluated_ends_in_the_same
         drawn = stop_at(stopping, probe, "evaluation_batches", 2)
         assert train(config, "x") == PREEMPTED
     assert drawn[-1] == 2
-    assert "nothing is to be saved" in capsys.readouterr().out
+    assert "there is nothing to save" in capsys.readouterr().out
     assert not (run / "status.json").exists() and not (run / "features" / "train.npy").exists()
     with monkeypatch.context() as stopping:
         drawn = stop_at(stopping, probe, "evaluation_requests", 1)

@@ -67,7 +67,7 @@ def recorded_best(folder: Path, record: Record) -> int | None:
 
 def restore_best(folder: Path, step: int | None) -> bool:
     """Make `best.safetensors` the checkpoint of a step, or remove it if there is no best step yet.
-    False if that checkpoint is no longer there.
+    False if that checkpoint is gone.
     """
     if step is None:
         (folder / BEST).unlink(missing_ok=True)
