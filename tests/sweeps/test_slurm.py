@@ -48,7 +48,11 @@ SCANCEL = """#!/usr/bin/env bash
 kill -TERM $(cat "$STEP")
 """
 SCONTROL = """#!/usr/bin/env bash
-if [[ $1 == show ]]; then echo localhost; else echo "$@" >>"$REQUEUED"; fi
+case "$*" in
+"show hostnames "*) echo first-node ;;
+"--oneliner show job $SLURM_JOB_ID") echo "JobId=$SLURM_JOB_ID $JOB Power=" ;;
+*) echo "$@" >>"$REQUEUED" ;;
+esac
 """
 PYTHON = """#!/usr/bin/env bash
 # In the place of torchrun: note the arguments, then end as told; after SIGTERM, end with code 1.
@@ -58,6 +62,12 @@ trap 'exit 1' TERM
 for ((i = 0; i < ${TENTHS:-0}; i++)); do sleep 0.1; done
 exit "${CODE:-0}"
 """
+
+# What `scontrol show job` answered, while the steps of a job ended after a signal.
+RUNNING = "JobState=RUNNING EndTime=2026-11-18T11:23:30 PreemptTime=None"
+PREEMPTED_WITH_GRACE = "JobState=RUNNING EndTime=2026-11-18T11:14:44 PreemptTime=2026-11-18T11:13"
+CANCELLED = "JobState=COMPLETING EndTime=2026-11-18T11:15:31 PreemptTime=None"
+REQUEUED_BY_SLURM = "JobState=COMPLETING EndTime=Unknown"
 
 
 def program(folder: Path, name: str, text: str) -> Path:
@@ -84,6 +94,8 @@ def start_job(folder: Path, *arguments: str, **environment: str) -> subprocess.P
         "SLURM_JOB_ID": str(random.randrange(10**6)),
         "SLURM_JOB_NUM_NODES": "2",
         "SLURM_JOB_NODELIST": "node[1-2]",
+        "JOB": RUNNING,
+        "RENDEZVOUS_HOST": "localhost",
         "OMP_NUM_THREADS": "1",
     }
     return subprocess.Popen(
@@ -125,6 +137,7 @@ def test_script_hands_nodes_meeting_place_and_settings_to_torchrun(tmp_path: Pat
         SLURM_JOB_ID="41",
         SLURM_RESTART_COUNT="2",
         SLURM_GPUS_ON_NODE="4",
+        RENDEZVOUS_HOST="",
     )
     output, _ = job.communicate(timeout=60)
     assert job.returncode == 0, output
@@ -133,7 +146,7 @@ def test_script_hands_nodes_meeting_place_and_settings_to_torchrun(tmp_path: Pat
     assert {
         "--nnodes=2",
         "--nproc-per-node=4",
-        "--rdzv-endpoint=localhost:20041",
+        "--rdzv-endpoint=first-node:20041",
         "--rdzv-id=41-2",
         "--shutdown-timeout=100",
     } <= set(arguments)
@@ -141,18 +154,48 @@ def test_script_hands_nodes_meeting_place_and_settings_to_torchrun(tmp_path: Pat
     assert requeued(tmp_path) == []
 
 
+def test_host_of_the_rendezvous_can_be_given(tmp_path: Path) -> None:
+    job = start_job(tmp_path, SLURM_JOB_ID="41", RENDEZVOUS_HOST="10.0.0.1")
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode == 0, output
+    assert "--rdzv-endpoint=10.0.0.1:20041" in (tmp_path / "arguments").read_text().splitlines()
+
+
 @pytest.mark.parametrize(
     ("number", "code", "queue"),
     [(signal.SIGUSR1, PREEMPTED, ["requeue 7"]), (signal.SIGTERM, 1, [])],
-    ids=["time limit", "scancel"],
+    ids=["time limit", "stopped"],
 )
-def test_job_goes_back_into_the_queue_at_its_time_limit_but_not_when_it_is_cancelled(
+def test_job_goes_back_into_the_queue_at_its_time_limit_but_not_when_it_is_stopped(
     tmp_path: Path, number: signal.Signals, code: int, queue: list[str]
 ) -> None:
     job = start_job(tmp_path, TENTHS="300", SLURM_JOB_ID="7")
     wait_for(tmp_path / "arguments")
     time.sleep(0.3)  # both nodes have their traps
     job.send_signal(number)
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode == code, output
+    assert requeued(tmp_path) == queue
+    assert "is saved" not in output  # the training says so itself, once it has saved
+
+
+@pytest.mark.parametrize(
+    ("shown", "code", "queue"),
+    [
+        (PREEMPTED_WITH_GRACE, PREEMPTED, ["requeue 7"]),
+        (REQUEUED_BY_SLURM, 1, []),
+        (CANCELLED, 1, []),
+    ],
+    ids=["preempted with grace", "requeued by Slurm", "cancelled"],
+)
+def test_job_whose_steps_are_stopped_goes_back_if_slurm_preempts_and_does_not_requeue_it(
+    tmp_path: Path, shown: str, code: int, queue: list[str]
+) -> None:
+    job = start_job(tmp_path, TENTHS="300", SLURM_JOB_ID="7", JOB=shown)
+    wait_for(tmp_path / "arguments")
+    time.sleep(0.3)
+    for task in (tmp_path / "step").read_text().split():  # the script itself gets no signal
+        os.kill(int(task), signal.SIGTERM)
     output, _ = job.communicate(timeout=60)
     assert job.returncode == code, output
     assert requeued(tmp_path) == queue
