@@ -16,6 +16,8 @@ import pytest
 from small_runs import assert_same_bits, last_tensors, metrics, small_config, status, words
 from started_runs import wait_for_step
 
+from vision.sweeps.cluster import cluster_job
+from vision.sweeps.outcome import RunPreemptedError
 from vision.training.loop import train
 from vision.training.run.run_folder import PREEMPTED
 
@@ -44,13 +46,13 @@ exit "$highest"
 """
 SCANCEL = """#!/usr/bin/env bash
 # Send the signal to the tasks of the job's first step.
-[[ "$*" == "--quiet --signal=TERM $SLURM_JOB_ID.0" ]] || exit 1
+[[ "$*" == "--quiet --signal=TERM $NUMBER.0" ]] || exit 1
 kill -TERM $(cat "$STEP")
 """
 SCONTROL = """#!/usr/bin/env bash
 case "$*" in
 "show hostnames "*) echo first-node ;;
-"--oneliner show job $SLURM_JOB_ID") echo "JobId=$SLURM_JOB_ID $JOB Power=" ;;
+"--oneliner show job $NUMBER") echo "JobId=7 $JOB Power=" ;;
 *) echo "$@" >>"$REQUEUED" ;;
 esac
 """
@@ -81,6 +83,7 @@ def program(folder: Path, name: str, text: str) -> Path:
 def start_job(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     """What `sbatch train.sbatch <arguments>` would start on the first node."""
     programs = folder / "bin"
+    number = environment.get("SLURM_JOB_ID", str(random.randrange(10**6)))
     program(programs, "srun", SRUN)
     program(programs, "scancel", SCANCEL)
     program(programs, "scontrol", SCONTROL)
@@ -91,7 +94,8 @@ def start_job(folder: Path, *arguments: str, **environment: str) -> subprocess.P
         "ARGUMENTS": str(folder / "arguments"),
         "PYTHON": str(program(programs, "stand-in", PYTHON)),
         "SLURM_SUBMIT_DIR": str(ROOT),
-        "SLURM_JOB_ID": str(random.randrange(10**6)),
+        "SLURM_JOB_ID": number,
+        "NUMBER": number,
         "SLURM_JOB_NUM_NODES": "2",
         "SLURM_JOB_NODELIST": "node[1-2]",
         "JOB": RUNNING,
@@ -201,6 +205,17 @@ def test_job_whose_steps_are_stopped_goes_back_if_slurm_preempts_and_does_not_re
     assert requeued(tmp_path) == queue
 
 
+def test_job_of_an_array_requeues_itself_alone(tmp_path: Path) -> None:
+    array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2", "NUMBER": "7_2"}
+    job = start_job(tmp_path, TENTHS="300", SLURM_JOB_ID="7", **array)
+    wait_for(tmp_path / "arguments")
+    time.sleep(0.3)
+    job.send_signal(signal.SIGUSR1)
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode == PREEMPTED, output
+    assert requeued(tmp_path) == ["requeue 7_2"]
+
+
 def test_job_that_fails_ends_with_its_code_and_is_not_repeated(tmp_path: Path) -> None:
     job = start_job(tmp_path, CODE="3")
     output, _ = job.communicate(timeout=60)
@@ -218,6 +233,38 @@ def test_job_finished_after_the_warning_is_not_repeated(tmp_path: Path) -> None:
     output, _ = job.communicate(timeout=60)
     assert job.returncode == 0, output
     assert requeued(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("shown", "raised", "signals"),
+    [
+        (PREEMPTED_WITH_GRACE, RunPreemptedError, 1),
+        (REQUEUED_BY_SLURM, SystemExit, 0),
+        (CANCELLED, RunPreemptedError, 0),
+    ],
+    ids=["preempted with grace", "requeued by Slurm", "cancelled"],
+)
+def test_job_of_a_sweep_is_requeued_if_slurm_preempts_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shown: str,
+    raised: type[BaseException],
+    signals: int,
+) -> None:
+    """submitit requeues a job at a signal. A result, such as an error, would end the sweep."""
+    program(tmp_path / "bin", "scontrol", SCONTROL)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2", "NUMBER": "7_2"}
+    for name, value in {"SUBMITIT_EXECUTOR": "slurm", "JOB": shown, **array}.items():
+        monkeypatch.setenv(name, value)
+    received: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: received.append(number))
+    try:
+        with pytest.raises(raised), cluster_job():
+            raise RunPreemptedError
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert len(received) == signals
 
 
 @pytest.mark.slow
