@@ -18,7 +18,7 @@ test-all: .venv/.installed  ## also what takes minutes: inductor, kills, fuzzing
 test-gpu: .venv/.installed  ## what needs a CUDA device
 	$(BIN)/python -m pytest -m gpu $(ARGS)
 
-test-slurm: .venv/.installed  ## runs on a real Slurm, whose daemons it starts and stops: ten minutes
+test-slurm: .venv/.installed  ## runs on a real Slurm, whose daemons it starts and stops
 	$(BIN)/python -m pytest -x -m slurm tests/test_real_slurm.py $(ARGS)
 
 browser:  ## Chromium for the tests of the attention page, which skip without it
