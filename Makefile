@@ -2,10 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
-
 MINUTES ?= 30
 
-.PHONY: train test test-all test-gpu soak browser lint format benchmark clean
+.PHONY: train test test-all test-gpu test-slurm soak browser lint format benchmark clean
 
 train: .venv/.installed   ## train on the embedded data set, then evaluate; ARGS="setting=value ..."
 	$(BIN)/python train.py experiment=shapes_fast $(ARGS)
@@ -15,13 +14,16 @@ test: .venv/.installed    ## the default tests: thirteen minutes of CPU time
 	$(BIN)/python -m pytest -n auto $(ARGS)
 
 test-all: .venv/.installed  ## also what takes minutes: inductor, kills, fuzzing
-	$(BIN)/python -m pytest -n auto -m "not gpu" $(ARGS)
+	$(BIN)/python -m pytest -n auto -m "not gpu and not slurm" $(ARGS)
 
 test-gpu: .venv/.installed  ## what needs a CUDA device
 	$(BIN)/python -m pytest -m gpu $(ARGS)
 
 soak: .venv/.installed  ## break training runs at random for MINUTES=30
 	$(BIN)/python tests/soak.py --minutes $(MINUTES)
+
+test-slurm: .venv/.installed  ## runs on a real Slurm, whose daemons it starts and stops
+	$(BIN)/python -m pytest -x -m slurm tests/test_real_slurm.py $(ARGS)
 
 browser:  ## Chromium for the tests of the attention page, which skip without it
 	@if command -v chromium >/dev/null || command -v chromium-headless-shell >/dev/null; then \

@@ -16,6 +16,8 @@ import pytest
 from small_runs import assert_same_bits, last_tensors, metrics, small_config, status, words
 from started_runs import wait_for_step
 
+from vision.sweeps.cluster import cluster_job
+from vision.sweeps.outcome import RunPreemptedError
 from vision.training.loop import train
 from vision.training.run.run_folder import PREEMPTED
 
@@ -44,11 +46,15 @@ exit "$highest"
 """
 SCANCEL = """#!/usr/bin/env bash
 # Send the signal to the tasks of the job's first step.
-[[ "$*" == "--quiet --signal=TERM $SLURM_JOB_ID.0" ]] || exit 1
+[[ "$*" == "--quiet --signal=TERM $NUMBER.0" ]] || exit 1
 kill -TERM $(cat "$STEP")
 """
 SCONTROL = """#!/usr/bin/env bash
-if [[ $1 == show ]]; then echo localhost; else echo "$@" >>"$REQUEUED"; fi
+case "$*" in
+"show hostnames "*) echo first-node ;;
+"--oneliner show job $NUMBER") echo "JobId=7 $JOB Power=" ;;
+*) echo "$@" >>"$REQUEUED" ;;
+esac
 """
 PYTHON = """#!/usr/bin/env bash
 # In the place of torchrun: note the arguments, then end as told; after SIGTERM, end with code 1.
@@ -58,6 +64,12 @@ trap 'exit 1' TERM
 for ((i = 0; i < ${TENTHS:-0}; i++)); do sleep 0.1; done
 exit "${CODE:-0}"
 """
+
+# What `scontrol show job` answered, while the steps of a job ended after a signal.
+RUNNING = "JobState=RUNNING EndTime=2026-11-18T11:23:30 PreemptTime=None"
+PREEMPTED_WITH_GRACE = "JobState=RUNNING EndTime=2026-11-18T11:14:44 PreemptTime=2026-11-18T11:13"
+CANCELLED = "JobState=COMPLETING EndTime=2026-11-18T11:15:31 PreemptTime=None"
+REQUEUED_BY_SLURM = "JobState=COMPLETING EndTime=Unknown"
 
 
 def program(folder: Path, name: str, text: str) -> Path:
@@ -71,6 +83,7 @@ def program(folder: Path, name: str, text: str) -> Path:
 def start_job(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     """What `sbatch train.sbatch <arguments>` would start on the first node."""
     programs = folder / "bin"
+    number = environment.get("SLURM_JOB_ID", str(random.randrange(10**6)))
     program(programs, "srun", SRUN)
     program(programs, "scancel", SCANCEL)
     program(programs, "scontrol", SCONTROL)
@@ -81,9 +94,12 @@ def start_job(folder: Path, *arguments: str, **environment: str) -> subprocess.P
         "ARGUMENTS": str(folder / "arguments"),
         "PYTHON": str(program(programs, "stand-in", PYTHON)),
         "SLURM_SUBMIT_DIR": str(ROOT),
-        "SLURM_JOB_ID": str(random.randrange(10**6)),
+        "SLURM_JOB_ID": number,
+        "NUMBER": number,
         "SLURM_JOB_NUM_NODES": "2",
         "SLURM_JOB_NODELIST": "node[1-2]",
+        "JOB": RUNNING,
+        "RENDEZVOUS_HOST": "localhost",
         "OMP_NUM_THREADS": "1",
     }
     return subprocess.Popen(
@@ -125,6 +141,7 @@ def test_script_hands_nodes_meeting_place_and_settings_to_torchrun(tmp_path: Pat
         SLURM_JOB_ID="41",
         SLURM_RESTART_COUNT="2",
         SLURM_GPUS_ON_NODE="4",
+        RENDEZVOUS_HOST="",
     )
     output, _ = job.communicate(timeout=60)
     assert job.returncode == 0, output
@@ -133,7 +150,7 @@ def test_script_hands_nodes_meeting_place_and_settings_to_torchrun(tmp_path: Pat
     assert {
         "--nnodes=2",
         "--nproc-per-node=4",
-        "--rdzv-endpoint=localhost:20041",
+        "--rdzv-endpoint=first-node:20041",
         "--rdzv-id=41-2",
         "--shutdown-timeout=100",
     } <= set(arguments)
@@ -141,12 +158,19 @@ def test_script_hands_nodes_meeting_place_and_settings_to_torchrun(tmp_path: Pat
     assert requeued(tmp_path) == []
 
 
+def test_host_of_the_rendezvous_can_be_given(tmp_path: Path) -> None:
+    job = start_job(tmp_path, SLURM_JOB_ID="41", RENDEZVOUS_HOST="10.0.0.1")
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode == 0, output
+    assert "--rdzv-endpoint=10.0.0.1:20041" in (tmp_path / "arguments").read_text().splitlines()
+
+
 @pytest.mark.parametrize(
     ("number", "code", "queue"),
     [(signal.SIGUSR1, PREEMPTED, ["requeue 7"]), (signal.SIGTERM, 1, [])],
-    ids=["time limit", "scancel"],
+    ids=["time limit", "stopped"],
 )
-def test_job_goes_back_into_the_queue_at_its_time_limit_but_not_when_it_is_cancelled(
+def test_job_goes_back_into_the_queue_at_its_time_limit_but_not_when_it_is_stopped(
     tmp_path: Path, number: signal.Signals, code: int, queue: list[str]
 ) -> None:
     job = start_job(tmp_path, TENTHS="300", SLURM_JOB_ID="7")
@@ -156,6 +180,40 @@ def test_job_goes_back_into_the_queue_at_its_time_limit_but_not_when_it_is_cance
     output, _ = job.communicate(timeout=60)
     assert job.returncode == code, output
     assert requeued(tmp_path) == queue
+    assert "is saved" not in output  # the training says so itself, once it has saved
+
+
+@pytest.mark.parametrize(
+    ("shown", "code", "queue"),
+    [
+        (PREEMPTED_WITH_GRACE, PREEMPTED, ["requeue 7"]),
+        (REQUEUED_BY_SLURM, 1, []),
+        (CANCELLED, 1, []),
+    ],
+    ids=["preempted with grace", "requeued by Slurm", "cancelled"],
+)
+def test_job_whose_steps_are_stopped_goes_back_if_slurm_preempts_and_does_not_requeue_it(
+    tmp_path: Path, shown: str, code: int, queue: list[str]
+) -> None:
+    job = start_job(tmp_path, TENTHS="300", SLURM_JOB_ID="7", JOB=shown)
+    wait_for(tmp_path / "arguments")
+    time.sleep(0.3)
+    for task in (tmp_path / "step").read_text().split():  # the script itself gets no signal
+        os.kill(int(task), signal.SIGTERM)
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode == code, output
+    assert requeued(tmp_path) == queue
+
+
+def test_job_of_an_array_requeues_itself_alone(tmp_path: Path) -> None:
+    array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2", "NUMBER": "7_2"}
+    job = start_job(tmp_path, TENTHS="300", SLURM_JOB_ID="7", **array)
+    wait_for(tmp_path / "arguments")
+    time.sleep(0.3)
+    job.send_signal(signal.SIGUSR1)
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode == PREEMPTED, output
+    assert requeued(tmp_path) == ["requeue 7_2"]
 
 
 def test_job_that_fails_ends_with_its_code_and_is_not_repeated(tmp_path: Path) -> None:
@@ -175,6 +233,38 @@ def test_job_finished_after_the_warning_is_not_repeated(tmp_path: Path) -> None:
     output, _ = job.communicate(timeout=60)
     assert job.returncode == 0, output
     assert requeued(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("shown", "raised", "signals"),
+    [
+        (PREEMPTED_WITH_GRACE, RunPreemptedError, 1),
+        (REQUEUED_BY_SLURM, SystemExit, 0),
+        (CANCELLED, RunPreemptedError, 0),
+    ],
+    ids=["preempted with grace", "requeued by Slurm", "cancelled"],
+)
+def test_job_of_a_sweep_is_requeued_if_slurm_preempts_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shown: str,
+    raised: type[BaseException],
+    signals: int,
+) -> None:
+    """submitit requeues a job at a signal. A result, such as an error, would end the sweep."""
+    program(tmp_path / "bin", "scontrol", SCONTROL)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2", "NUMBER": "7_2"}
+    for name, value in {"SUBMITIT_EXECUTOR": "slurm", "JOB": shown, **array}.items():
+        monkeypatch.setenv(name, value)
+    received: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: received.append(number))
+    try:
+        with pytest.raises(raised), cluster_job():
+            raise RunPreemptedError
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert len(received) == signals
 
 
 @pytest.mark.slow

@@ -4,14 +4,18 @@ Every task of a job runs the training in its own process, without torchrun, so t
 signals reach the training itself.
 """
 
+import re
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Literal
 
 from vision.config import ConfigError
 from vision.sweeps.outcome import RunPreemptedError
+from vision.training.run.run_folder import PREEMPTED
 
 TIMEOUTS = "hydra.launcher.max_num_timeout"
 IN_CLUSTER = "SUBMITIT_EXECUTOR"
@@ -36,9 +40,10 @@ def cluster_settings(launcher: str, given: Iterable[str]) -> dict[str, str]:
 @contextmanager
 def cluster_job() -> Iterator[None]:
     """Within, each task of a job of submitit is a process of one training, and the warning before
-    the time limit makes it save and raise RunPreemptedError; then the job is requeued.
+    the time limit makes it save and raise RunPreemptedError; then the job is requeued. The same
+    happens if Slurm preempts the job.
 
-    On its own, submitit requeues at once, without saving.
+    On its own, submitit requeues at once, without saving, and ignores SIGTERM.
     """
     import submitit
 
@@ -60,8 +65,26 @@ def cluster_job() -> Iterator[None]:
         yield
     except RunPreemptedError:
         signal.signal(number, requeue)
-        if warned:
+        on_slurm = environment.cluster == "slurm"
+        state = _job_state(environment.job_id) if on_slurm and not warned else ""
+        if warned or state == "preempted":
             signal.raise_signal(number)  # everything is saved
+        elif state == "requeued":
+            raise SystemExit(PREEMPTED) from None  # the sweep waits for a result of the next start
         raise
     finally:
         signal.signal(number, requeue)
+
+
+def _job_state(job: str) -> Literal["preempted", "requeued", ""]:
+    """What Slurm is about to do with a job that got SIGTERM, if it is not its end.
+
+    A job with a time of grace (GraceTime) is preempted, but running: Slurm requeues it only if it
+    lasts longer than that. One without is completing already and, unlike a cancelled one, has no
+    time of its end.
+    """
+    command = ["scontrol", "--oneliner", "show", "job", job]
+    shown = subprocess.run(command, capture_output=True, text=True).stdout
+    if re.search(r"JobState=RUNNING .*PreemptTime=\d", shown):
+        return "preempted"
+    return "requeued" if re.search(r"JobState=COMPLETING .*EndTime=Unknown", shown) else ""
