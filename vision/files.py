@@ -24,6 +24,25 @@ _ABANDONED_AFTER = 3600
 _CHUNK = 64 * 2**20
 
 
+def exists(path: str) -> bool:
+    """Whether there is something at a path; False, too, for a name that no file can have."""
+    return os.path.exists(path)  # noqa: PTH110 (Path.exists raises for a name that is too long)
+
+
+def unwritable(path: Path, folder: bool) -> str:
+    """The reason why a file or a folder cannot be written, as far as it is known before; or ""."""
+    if path.exists() and path.is_dir() != folder:
+        return "it is a file, not a folder." if folder else "it is a folder; name a file in it."
+    place = path
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if place != path and not place.is_dir():
+        return f"{place} is not a folder."
+    if not os.access(place, os.W_OK):
+        return f"permission denied for {place}."
+    return ""
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[FileIO]:
     """A file to write that takes the place of `path` when the block ends without an exception."""
