@@ -65,9 +65,11 @@ FilePath = Annotated[Path, AfterValidator(_check_names)]
 class Output:
     """Mark of a file or folder that a command writes: checked before any work is done."""
 
-    folder: bool
+    folder: bool | None
+    """None: either."""
 
 
+OutputPath = Annotated[FilePath, Output(folder=None)]
 OutputFile = Annotated[FilePath, Output(folder=False)]
 OutputFolder = Annotated[FilePath, Output(folder=True)]
 

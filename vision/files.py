@@ -75,9 +75,9 @@ def files_below(folder: Path) -> list[Path]:
     return sorted(Path(place, name) for place, _, names in walk for name in names)
 
 
-def unwritable(path: Path, folder: bool) -> str:
+def unwritable(path: Path, folder: bool | None) -> str:
     """The reason why a file or a folder cannot be written, as far as it is known before; or ""."""
-    if path.exists() and path.is_dir() != folder:
+    if folder is not None and path.exists() and path.is_dir() != folder:
         return "it is a file, not a folder." if folder else "it is a folder; name a file in it."
     place = path
     while not place.exists() and place != place.parent:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from vision.config import Config, OutputFile, Place, Size
+from vision.config import Config, OutputPath, Place, Size
 from vision.models.configs import ModelChoice
 
 
@@ -56,5 +56,5 @@ class ConvertConfig(OpenConfig):
     source: Place
     """A run's folder, a checkpoint file of any known format, or timm:… or hf:… names."""
     format: Format
-    output: OutputFile
+    output: OutputPath
     """A new folder (timm, huggingface) or a new file (the others)."""
