@@ -77,10 +77,10 @@ def files_below(folder: Path) -> list[Path]:
 
 def unwritable(path: Path, folder: bool | None) -> str:
     """The reason why a file or a folder cannot be written, as far as it is known before; or ""."""
-    if folder is not None and path.exists() and path.is_dir() != folder:
+    if folder is not None and exists(str(path)) and path.is_dir() != folder:
         return "it is a file, not a folder." if folder else "it is a folder; name a file in it."
     place = path
-    while not place.exists() and place != place.parent:
+    while not exists(str(place)) and place != place.parent:
         place = place.parent
     if place != path and not place.is_dir():
         return f"{place} is not a folder."
