@@ -1,12 +1,16 @@
 """Strict parsing: what is wrong is said, where, and what may have been meant."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import Field
 
+from vision.cli.commands import COMMANDS
+from vision.cli.composition import compose
 from vision.config import Config, ConfigError, Size, field_paths, pair, parse, suggest
+from vision.training.configs import TrainConfig
 
 
 class Cat(Config):
@@ -109,3 +113,37 @@ def test_suggest_near_word_names_it_and_far_word_lists_all() -> None:
 
 def test_field_paths_of_union_has_the_fields_of_all_members() -> None:
     assert {"pet", "pet.lives", "pet.bark"} < set(field_paths(Home))
+
+
+def unbounded(schema: Any, path: str = "") -> Iterator[str]:
+    """Paths of integers in a JSON schema that may have any size."""
+    if isinstance(schema, list):
+        for number, inner in enumerate(schema):
+            yield from unbounded(inner, f"{path}[{number}]")
+    elif isinstance(schema, dict):
+        fixed = {"maximum", "exclusiveMaximum", "const", "enum"} & schema.keys()
+        if schema.get("type") == "integer" and not fixed:
+            yield path
+        for name, inner in schema.items():
+            if name not in ("additionalProperties", "default"):  # arguments of other libraries
+                yield from unbounded(inner, f"{path}.{name}")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_integer_of_a_command_has_a_bound(command: str) -> None:
+    assert list(unbounded(COMMANDS[command].config.model_json_schema())) == []
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("model.depth=9223372036854775808", "model.width=100000", "model.heads=99999999"),
+        *("data.image_size=100000", "data.image_size=[64,100000]", "data.train_samples=1e13"),
+        *("data.train_samples=10000000000000", "seed=18446744073709551616", "data.seed=1e40"),
+        *("batch_size=10000000000", "loader.workers=100000", "model.patch_size=99999"),
+    ],
+)
+def test_number_beyond_its_bound_is_refused_with_the_bound(word: str) -> None:
+    values, _ = compose("train", [word])
+    with pytest.raises(ConfigError, match=word.partition("=")[0]):
+        parse(TrainConfig, values)

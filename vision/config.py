@@ -9,21 +9,69 @@ the config classes.
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-PositiveInt = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
+# Every integer is bounded: a larger one would overflow or fill the memory in the middle of work.
+PositiveInt = Annotated[int, Field(ge=1, lt=2**31)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Amount = Annotated[int, Field(ge=1, le=10**6)]
+"""A number of things that are held in memory together."""
+Width = Annotated[int, Field(ge=1, le=2**16)]
+"""Channels of a layer, or heads."""
+Depth = Annotated[int, Field(ge=1, le=2**10)]
+"""Number of layers."""
+Workers = Annotated[int, Field(ge=0, le=2**10)]
+"""Number of processes; 0: the main process alone."""
+Side = Annotated[int, Field(ge=1, le=2**14)]
+"""Pixels or tokens along a side."""
 Probability = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 """A fraction that is dropped; 1 would drop everything."""
 
-Size = PositiveInt | tuple[PositiveInt, PositiveInt]
+Size = Side | tuple[Side, Side]
 """One number for a square, or [height, width]."""
+
+P = TypeVar("P", str, Path)
+_LONGEST_NAME, _LONGEST_PATH = 255, 4095
+"""Bytes, on Linux and macOS or fewer."""
+
+
+def _check_names(path: P) -> P:
+    """Refuse a path that no file can have; looking for it would be an error of the system."""
+    text = str(path).encode("utf-8", "surrogatepass")
+    longest = max(text.split(b"/"), key=len)
+    if len(longest) > _LONGEST_NAME:
+        name = abridged(longest.decode("utf-8", "replace"), 60)
+        raise ValueError(f"the file name '{name}' has more than {_LONGEST_NAME} bytes.")
+    if len(text) > _LONGEST_PATH or b"\0" in text:
+        raise ValueError(f"the path '{abridged(str(path), 60)}' is too long, or has a null byte.")
+    return path
+
+
+Place = Annotated[str, Field(min_length=1), AfterValidator(_check_names)]
+"""A file, a folder, a pattern, or a name on a hub."""
+FilePath = Annotated[Path, AfterValidator(_check_names)]
+
+
+@dataclass(frozen=True)
+class Output:
+    """Mark of a file or folder that a command writes: checked before any work is done."""
+
+    folder: bool | None
+    """None: either."""
+
+
+OutputPath = Annotated[FilePath, Output(folder=None)]
+OutputFile = Annotated[FilePath, Output(folder=False)]
+OutputFolder = Annotated[FilePath, Output(folder=True)]
 
 Remedy = Callable[[str, Any], str]
 """A sentence on what to write instead of a setting with a given path and value, or ""."""
@@ -99,6 +147,11 @@ def shorten(names: Sequence[str], limit: int = 5) -> str:
     return ", ".join(names[:limit]) + more
 
 
+def abridged(text: str, limit: int = 300) -> str:
+    """Return a text for a message, without the middle of a very long one."""
+    return text if len(text) <= limit else f"{text[: limit - 20]} … {text[-20:]}"
+
+
 def field_paths(kind: Any) -> list[str]:
     """Every dotted path below a config class or a union of them."""
     paths: dict[str, None] = {}
@@ -118,6 +171,15 @@ def config_classes(annotation: Any) -> list[type[Config]]:
     return []
 
 
+def outputs(config: Config) -> Iterator[tuple[str, Path, Output]]:
+    """The settings of a config that name a file or folder to write."""
+    for name, field in type(config).model_fields.items():
+        kinds = (a for a in get_args(field.annotation) if get_origin(a) is Annotated)
+        marks = [*field.metadata, *(mark for kind in kinds for mark in get_args(kind))]
+        value = getattr(config, name)
+        yield from ((name, value, mark) for mark in marks if isinstance(mark, Output) and value)
+
+
 def _messages(
     kind: Any, values: Mapping[str, Any], details: list[ErrorDetails], remedy: Remedy
 ) -> list[str]:
@@ -125,7 +187,7 @@ def _messages(
     lines: dict[str, list[str]] = {}
     for error in details[:_DESCRIBED]:
         steps, owner = _locate(kind, values, error["loc"])
-        where = ".".join(steps) or "the config"
+        where = abridged(".".join(steps)) or "the config"
         line = _describe(kind, owner, steps, error, remedy)
         if line not in lines.setdefault(where, []):
             lines[where].append(line)
@@ -157,9 +219,10 @@ def _describe(
         case "value_error":
             return str(context["error"])
         case _:
-            found = json.dumps(error["input"], default=str)
+            found = abridged(json.dumps(error["input"], default=str, ensure_ascii=False))
             message = re.sub(r"^\w+ (?=should )| after validation", "", error["msg"])
             message = message.replace("an object", "a group of settings")
+            message = message.replace("valid array", "list")
             return f"{message}, found {found}. {remedy('.'.join(steps), error['input'])}".rstrip()
 
 

@@ -1,4 +1,5 @@
-"""Files that are replaced as a whole: at any instant there is the old content or the new one.
+"""Files that are read only if they are regular, and replaced as a whole: at any instant there is
+the old content or the new one.
 
 The new content goes to a temporary file in the same folder, is forced to the disk and renamed over
 the old one. A process that dies before the renaming leaves its temporary file behind; the next
@@ -11,17 +12,81 @@ import fcntl
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from io import FileIO
+from io import BufferedReader, FileIO
 from pathlib import Path
+from typing import Any
 
 _LEFTOVER = re.compile(r"\..+\.[0-9a-f]{8}\.partial")
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 _ABANDONED_AFTER = 3600
 """Seconds without a write, on a file system without locks."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
 _CHUNK = 64 * 2**20
+
+
+def exists(path: str) -> bool:
+    """Whether there is something at a path; False, too, for a name that no file can have."""
+    return os.path.exists(path)  # noqa: PTH110 (Path.exists raises for a name that is too long)
+
+
+def open_file(path: Path | str) -> BufferedReader:
+    """Open a regular file to read. Opening a FIFO may wait for ever, and reading a device may never
+    end: both are an OSError that names the file, like every other failure.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "Is a directory", str(path))
+    raise OSError(errno.EINVAL, "Not a regular file (a FIFO or a device)", str(path))
+
+
+def read_file(path: Path | str) -> bytes:
+    """Return the content of a regular file."""
+    with open_file(path) as file:
+        return file.read()
+
+
+def spreadsheet_cell(value: Any) -> Any:
+    """A cell of a CSV file for people: a text that a spreadsheet would run as a formula gets an
+    apostrophe before it. Numbers are left as they are.
+    """
+    if not isinstance(value, str) or not value.startswith(_FORMULA) or _NUMBER.fullmatch(value):
+        return value
+    return f"'{value}"
+
+
+def files_below(folder: Path) -> list[Path]:
+    """All files below a folder, sorted; an OSError if a folder cannot be read (`rglob` would skip
+    it).
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    walk = os.walk(folder, onerror=refuse)
+    return sorted(Path(place, name) for place, _, names in walk for name in names)
+
+
+def unwritable(path: Path, folder: bool | None) -> str:
+    """The reason why a file or a folder cannot be written, as far as it is known before; or ""."""
+    if folder is not None and exists(str(path)) and path.is_dir() != folder:
+        return "it is a file, not a folder." if folder else "it is a folder; name a file in it."
+    place = path
+    while not exists(str(place)) and place != place.parent:
+        place = place.parent
+    if place != path and not place.is_dir():
+        return f"{place} is not a folder."
+    if not os.access(place, os.W_OK):
+        return f"permission denied for {place}."
+    return ""
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from vision.checkpoints.native.checkpoint import read_checkpoint, write_checkpoi
 from vision.cli.app import main
 from vision.config import ConfigError
 from vision.data.images.decode import UnreadableImageError
-from vision.inference.predict import find_images
+from vision.inference.predict import PredictedFile, Prediction, find_images, write_csv
 
 
 @pytest.fixture(scope="module")
@@ -258,3 +258,12 @@ def test_find_images_reads_a_list_from_standard_input(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("x.jpg\n"))
     assert find_images(["-"]) == [Path("x.jpg")]
+
+
+def test_csv_of_predictions_is_exact_for_programs() -> None:
+    stream = io.StringIO(newline="")
+    prediction = Prediction("=1+1", 1.0, (("=1+1", 1.0),))
+    write_csv([PredictedFile(Path("-photo.jpg"), prediction, None)], stream, top=1)
+    stream.seek(0)
+    (row,) = csv.DictReader(stream)
+    assert (row["image"], row["label_1"]) == ("-photo.jpg", "=1+1")

@@ -1,11 +1,10 @@
 """Settings of commands that open a checkpoint. Free of torch: a typo is answered at once."""
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from vision.config import Config, Size
+from vision.config import Config, OutputPath, Place, Size
 from vision.models.configs import ModelChoice
 
 
@@ -54,8 +53,8 @@ class SizedConfig(OpenConfig):
 class ConvertConfig(OpenConfig):
     """Weights of any known format, written as another library reads them."""
 
-    source: str
+    source: Place
     """A run's folder, a checkpoint file of any known format, or timm:… or hf:… names."""
     format: Format
-    output: Path
+    output: OutputPath
     """A new folder (timm, huggingface) or a new file (the others)."""

@@ -43,18 +43,26 @@ def main(arguments: Sequence[str] | None = None, home: Path | None = None) -> in
         return 0
     except RunPreemptedError:
         return PREEMPTED
-    except UserError as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+    except (UserError, OSError) as error:
+        text = _message(error)
+        if os.environ.get("HYDRA_FULL_ERROR") == "1" or text is None:
             raise
         if os.environ.get("LOCAL_RANK", "0") != "0":
             # The first process usually prints the same error, and torchrun then ends this one. It
             # gets to print only if the error is its own.
             time.sleep(15)
-        if str(error):
-            print(f"error: {str(error).replace(chr(10), chr(10) + '       ')}", file=sys.stderr)
+        if text:
+            print(f"error: {text.replace(chr(10), chr(10) + '       ')}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except SystemExit as ended:  # Hydra's own, after --version and the like
         return int(ended.code or 0)
+
+
+def _message(error: UserError | OSError) -> str | None:
+    """What to print instead of a traceback; None for an error that names no file."""
+    if isinstance(error, UserError) or error.errno is None:  # raised here, with a message
+        return str(error)
+    return None if error.filename is None else f"{error.filename}: {error.strerror}."
 
 
 def run(command: str) -> NoReturn:

@@ -22,12 +22,13 @@ from hydra.errors import ConfigCompositionException, HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from vision.cli.checks import check_run, check_sweep
+from vision.cli.checks import check_run, check_settings, check_sweep
 from vision.cli.commands import COMMANDS, Choices, Command, uncollected
 from vision.cli.composition import checked, composer, first_line, plain, quoted
 from vision.cli.help import command_help
 from vision.cli.listing import CONFIGS
 from vision.config import ConfigError, UserError, suggest
+from vision.files import exists
 from vision.sweeps.cluster import IN_CLUSTER, cluster_job
 from vision.sweeps.outcome import Objective, RunFailedError, RunPreemptedError, read_outcome
 from vision.training.configs import TrainConfig
@@ -143,7 +144,7 @@ class Application:
                 elif command.config is TrainConfig:
                     settings = check_run(command, composed)
                 else:
-                    checked(command, *plain(composed))
+                    check_settings(command, composed)
             except ConfigError as error:
                 mistakes.append(str(error))
         if mistakes:
@@ -182,11 +183,13 @@ class Application:
             raise RefusedError(first_line(error)) from error
         except HydraException as error:
             raise ConfigError(first_line(error)) from error
-        except OSError as error:
-            if job.called or error.filename is None:
+        except Exception as error:
+            if job.called or isinstance(error, UserError):
                 raise
-            reason = error.strerror or str(error)
-            raise ConfigError(f"output: {error.filename} cannot be used: {reason}.") from error
+            if isinstance(error, OSError) and error.filename is not None:
+                reason = error.strerror or str(error)
+                raise ConfigError(f"output: {error.filename} cannot be used: {reason}.") from error
+            raise ConfigError(f"Hydra: {first_line(error)}") from error  # settings below hydra
         finally:
             sys.argv = before
 
@@ -215,9 +218,11 @@ def _with_paths(command: Command, words: Sequence[str]) -> list[str]:
     paths, listed, overrides = [], "", []
     for word in words:
         key, equals, value = word.partition("=")
-        named = key.lstrip("+~") in command.config.model_fields or key.startswith("hydra/")
-        exact = quoted(value) if set("=,") & set(value) and Path(value).exists() else value
-        if command.paths and not named and (not equals or "/" in key or Path(word).exists()):
+        setting = key.lstrip("+~")
+        setting = setting.partition(".")[0] if key.startswith("~") else setting
+        named = setting in command.config.model_fields or key.startswith("hydra/")
+        exact = quoted(value) if set("=,") & set(value) and exists(value) else value
+        if command.paths and not named and (not equals or "/" in key or exists(word)):
             paths.append(word)
         elif key == command.paths:
             listed = exact

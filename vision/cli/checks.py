@@ -16,7 +16,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from vision.cli.commands import Choices, Command
 from vision.cli.composition import Composer, Jobs, checked, expand, plain
-from vision.config import ConfigError
+from vision.config import ConfigError, outputs
+from vision.files import unwritable
 from vision.sweeps.cluster import cluster_settings
 from vision.sweeps.points import point_folder
 from vision.training.configs import TrainConfig
@@ -40,6 +41,19 @@ def check_run(command: Command, composed: DictConfig) -> dict[str, Any]:
         return {**place, "hydra.output_subdir": None, "hydra.job_logging.root": None}
     run.refuse_if_locked()
     return place
+
+
+def check_settings(command: Command, composed: DictConfig) -> Any:
+    """Parse the settings of a job; also refused if a file or folder cannot be written as asked."""
+    config = checked(command, *plain(composed))
+    mistakes = [
+        f"{setting}: {path} cannot be written: {reason}"
+        for setting, path, output in outputs(config)
+        if (reason := unwritable(path, output.folder))
+    ]
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    return config
 
 
 def check_sweep(
@@ -89,7 +103,7 @@ def check_jobs(command: Command, composer: Composer, jobs: Sequence[Sequence[str
     for words, own in zip(jobs, differences(jobs), strict=True):
         try:
             composed = composer.compose(words)
-            points.append(Point(composed, checked(command, *plain(composed))))
+            points.append(Point(composed, check_settings(command, composed)))
         except ConfigError as error:
             mistakes.setdefault(str(error), []).append(" ".join(own))
     if mistakes:

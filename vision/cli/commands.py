@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vision.checkpoints.configs import ConvertConfig, Renaming, SizedConfig
-from vision.config import Config, ConfigError
+from vision.config import Config, ConfigError, Place
 from vision.data.configs import DataConfig
 from vision.data.tools.configs import DataCommandConfig, PrepareConfig
 from vision.evaluation.configs import EvalConfig
 from vision.inference.configs import ExportConfig, PredictConfig
 from vision.inference.visualize.configs import VisualizeConfig
 from vision.models.configs import AutoModelConfig, ModelChoice
+from vision.sweeps.configs import CompareConfig
 from vision.terminal import print_wide
-from vision.training.configs import CompareConfig, TrainConfig
+from vision.training.configs import TrainConfig
 
 Choices = dict[str, str]
 """The choice made in each group, such as {"model": "vit_base"}."""
@@ -54,7 +55,7 @@ class InfoConfig(Config):
 
     model: ModelChoice
     data: DataConfig
-    init: str | None
+    init: Place | None
     """Weights to describe instead: a run's folder, a file of any known format, timm:NAME or
     hf:OWNER/NAME. What cannot be inferred from them is given as model.heads=… and so on."""
     rename: Renaming
@@ -188,11 +189,8 @@ def _compare(config: CompareConfig) -> int:
     if config.output is None:
         print(text, end="")
         return 0
-    try:
-        config.output.parent.mkdir(parents=True, exist_ok=True)
-        config.output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"output: {config.output} cannot be written: {error}") from error
+    config.output.parent.mkdir(parents=True, exist_ok=True)
+    config.output.write_text(text, encoding="utf-8")
     print(f"{len(comparison.groups)} rows are in {config.output}.")
     return 0
 

@@ -29,7 +29,7 @@ from vision.cli.commands import Choices, Command
 from vision.cli.help import shown
 from vision.cli.listing import CONFIGS, unknown_choice
 from vision.cli.synonyms import remedy
-from vision.config import ConfigError, parse, suggest
+from vision.config import ConfigError, abridged, parse, suggest
 
 
 def compose(
@@ -78,7 +78,7 @@ def plain(composed: DictConfig, complete: bool = True) -> tuple[dict[str, Any], 
                 "\n".join(f"{key}: this setting must be given: {key}=…" for key in missing)
             )
         values = OmegaConf.to_container(own, resolve=True)
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, RecursionError) as error:
         raise ConfigError(first_line(error)) from error
     choices = OmegaConf.select(composed, "hydra.runtime.choices", default={})
     assert isinstance(values, dict)
@@ -86,9 +86,17 @@ def plain(composed: DictConfig, complete: bool = True) -> tuple[dict[str, Any], 
 
 
 def first_line(error: Exception) -> str:
-    """What an error of Hydra or OmegaConf says, without its advice for programmers."""
+    """What an error of Hydra or OmegaConf says, with the setting if it knows it and without its
+    advice for programmers.
+    """
     causes = [e for e in (error, error.__cause__) if e is not None and str(e).strip()]
-    return ": ".join(str(e).strip().splitlines()[0] for e in causes) or type(error).__name__
+    if len(causes) > 1 and str(error).startswith("Error merging override"):  # which ends in a word
+        causes = causes[1:]
+    text = ": ".join(str(e).strip().splitlines()[0] for e in causes) or type(error).__name__
+    if "maximum recursion depth" in text:
+        text = "it refers to itself, or is nested too deeply."
+    setting = getattr(error, "full_key", None)
+    return abridged(f"{setting}: {text}" if setting else text)
 
 
 @dataclass(frozen=True)
@@ -109,7 +117,7 @@ class Composer:
             if not group:
                 raise ConfigError(f"--config-name: there is no '{choice}.yaml'.") from error
             raise ConfigError(unknown_choice(group, choice, self.options(group))) from error
-        except (HydraException, OmegaConfBaseException) as error:
+        except Exception as error:  # some words make Hydra and OmegaConf fail with errors of Python
             raise ConfigError(first_line(error)) from error
 
     def options(self, group: str) -> list[str]:
@@ -119,11 +127,15 @@ class Composer:
             config_name=self.name,
             overrides=list(self.hydra_words),
         )
-        folders = list_group(group, ObjectType.GROUP) if "." not in group else []
+        try:
+            folders = list_group(group, ObjectType.GROUP) if "." not in group else []
+            files = list_group(group, ObjectType.CONFIG)
+        except (HydraException, OSError):  # no folder can have this name, or composing says more
+            return []
         nested = [
             f"{folder}/{name}" for folder in folders for name in self.options(f"{group}/{folder}")
         ]
-        return [*list_group(group, ObjectType.CONFIG), *nested]
+        return [*files, *nested]
 
     def read(self, words: Sequence[str]) -> tuple[list[Override], list[str]]:
         """Words as Hydra reads them, and messages on those that cannot be read."""
@@ -132,12 +144,12 @@ class Composer:
         for word in words:
             try:
                 if "=" not in word and not word.startswith("~"):
-                    raise ConfigError(f"'{word}': a setting is given as name=value.")
+                    raise ConfigError(f"'{abridged(word)}': a setting is given as name=value.")
                 overrides += parser.parse_overrides([word])
-            except HydraException as error:
-                mistakes.append(f"'{word}' cannot be read: {first_line(error)}")
             except ConfigError as error:
                 mistakes.append(str(error))
+            except Exception as error:  # also RecursionError, and ValueError for 5,000 digits
+                mistakes.append(f"'{abridged(word)}' cannot be read: {first_line(error)}")
         return overrides, mistakes
 
     def compose_usable(self, words: Sequence[str]) -> tuple[list[str], DictConfig, list[str]]:
@@ -161,34 +173,45 @@ class Composer:
         try:
             return usable, self._compose_example(usable), mistakes
         except ConfigError as error:
-            unknown_words = self._unknown_hydra_words(usable)
-            mistakes += unknown_words.values() if unknown_words else [str(error)]
-            if not unknown_words:
-                raise ConfigError("\n".join(mistakes)) from error
-        usable = [word for word in usable if word not in unknown_words]
-        return usable, self._compose_example(usable), mistakes
+            refused = self._refused(usable)
+            if not refused:
+                raise ConfigError("\n".join([*mistakes, str(error)])) from error
+        usable = [word for word in usable if word not in refused]
+        mistakes += refused.values()
+        try:
+            return usable, self._compose_example(usable), mistakes
+        except ConfigError as error:
+            raise ConfigError("\n".join([*mistakes, str(error)])) from error
 
     def _compose_example(self, words: Sequence[str]) -> DictConfig:
         return self.compose(expand(self.read(words)[0], all_points=False).words[0])
 
-    def _unknown_hydra_words(self, words: Sequence[str]) -> dict[str, str]:
-        """Messages on the words for settings of Hydra that do not exist, by word."""
-        overrides = self.read(words)[0]
-        settings = [o for o in overrides if o.key_or_group.startswith("hydra.")]
-        known = self._compose_example(
-            [str(o.input_line) for o in overrides if o not in settings or "searchpath" in str(o)]
-        )
+    def _refused(self, words: Sequence[str]) -> dict[str, str]:
+        """Messages on the words that cannot be used even alone, by word."""
+        known = OmegaConf.to_container(self.compose(()), resolve=False)
         messages = {}
-        for override in settings:
+        for override in self.read(words)[0]:
             word = str(override.input_line)
-            parent, _, key = override.key_or_group.rpartition(".")
-            place = OmegaConf.select(known, parent)
-            if override.is_add() or override.is_force_add():
-                continue
-            if not isinstance(place, DictConfig):
-                messages[word] = f"{word}: unknown setting. To add it, write +{word}."
-            elif key not in place:
-                messages[word] = f"{word}: unknown setting. {suggest(key, map(str, place))}"
+            try:
+                self._compose_example([word])
+            except ConfigError as error:
+                messages[word] = f"{abridged(word.removeprefix('++'))}: {error}"
+                *parents, key = override.key_or_group.split(".")
+                place, above = known, ""
+                while parents and isinstance(place, dict):
+                    above = f"{above}.{parents[0]}".removeprefix(".")
+                    place = place.get(parents.pop(0))
+                if isinstance(place, list):
+                    near = f"{above} is a list, which is set as a whole: {above}=[…]"
+                elif not above.startswith("hydra") or "+" in word[:2]:
+                    continue
+                elif not isinstance(place, dict):
+                    near = f"unknown setting. To add it, write +{word}."
+                elif key not in place:
+                    near = f"unknown setting. {suggest(key, map(str, place))}"
+                else:
+                    continue
+                messages[word] = f"{abridged(word.removeprefix('++'))}: {near}"
         return messages
 
 

@@ -1,20 +1,30 @@
 """Settings of data sets, augmentation and loading. Free of torch: mistakes are found at once."""
 
-import re
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from vision.config import Config, Count, PositiveInt, Probability, Rate, Size, suggest
+from vision.config import (
+    Amount,
+    Config,
+    Count,
+    FilePath,
+    PositiveInt,
+    Probability,
+    Rate,
+    Seed,
+    Size,
+    Workers,
+)
+from vision.data.images.policy_text import parse_policy
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 """Share of something, where neither the share nor the rest may be empty."""
+
+Samples = Annotated[int, Field(ge=1, le=10**7)]
 
 Text = Annotated[str, Field(min_length=1)]
 
@@ -26,7 +36,7 @@ Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 class _AnyData(Config):
     """Settings of every data set."""
 
-    seed: Count
+    seed: Seed
     """Seed of splits and subsets (of `shapes`: also of the images themselves).
 
     It differs from the run's seed: runs with different seeds are compared on the same images, and
@@ -64,17 +74,17 @@ class ShapesConfig(_AnyData):
     kind: Literal["shapes"]
     image_size: Size
     """Size of the images and of the model's input."""
-    train_samples: PositiveInt
-    val_samples: PositiveInt
-    test_samples: PositiveInt
+    train_samples: Samples
+    val_samples: Samples
+    test_samples: Samples
 
 
 class FolderConfig(_StoredData):
     """Settings of image files: a folder per class, or a table that lists them."""
 
     kind: Literal["folder"]
-    root: Path
-    table: Path | None
+    root: FilePath
+    table: FilePath | None
     """CSV file with the columns path (relative to root) and label, optionally split and group.
 
     Images of one group (a patient, a video) stay on one side of every split.
@@ -98,7 +108,7 @@ class TorchvisionConfig(_StoredData):
 
     kind: Literal["torchvision"]
     name: Text
-    root: Path
+    root: FilePath
     download: bool
     """Let torchvision download missing files."""
     options: dict[str, bool | int | str]
@@ -109,21 +119,21 @@ class FashionMnistConfig(_StoredData):
     """Settings of Fashion-MNIST, read from its four *-ubyte.gz files."""
 
     kind: Literal["fashion_mnist"]
-    root: Path
+    root: FilePath
 
 
 class ShardsConfig(_StoredData):
     """Settings of tar shards in WebDataset's naming, on local disks."""
 
     kind: Literal["shards"]
-    root: Path
+    root: FilePath
     train: Text
     """Pattern of the shards of a split, such as train-*.tar or train-{000000..000099}.tar."""
     val: Text | None
     test: Text | None
     label_field: Text
     """Field with the label in JSON members, for samples without a .cls member."""
-    index_folder: Path | None
+    index_folder: FilePath | None
     """Folder of the shards' indices; null: beside the shards."""
     channels: Literal["auto", 1, 3]
     """auto: as `vision prepare` has recorded beside the shards, otherwise 3."""
@@ -139,7 +149,7 @@ class HuggingFaceConfig(_StoredData):
     """Configuration of the data set, if it has several."""
     revision: Text | None
     """Version on the hub: a branch, a tag or a commit."""
-    cache: Path | None
+    cache: FilePath | None
     """Folder of downloads; null: the library's default."""
     train: Text
     """The data set's name of its training split, like val and test of the others."""
@@ -183,85 +193,6 @@ class PreprocessConfig(Config):
     """
 
 
-PLAIN_POLICIES = ("none", "auto_augment", "trivial_augment", "augmix", "three_augment")
-
-
-@dataclass(frozen=True)
-class RandAugment:
-    """Settings of RandAugment (Cubuk et al., 2020) in one of three forms."""
-
-    flavour: Literal["timm", "torchvision", "big_vision"]
-    magnitude: int = 10
-    """Magnitude on a scale where 10 is strong; torchvision: one of 31 bins."""
-    layers: int = 2
-    """Number of operations chosen for each image."""
-    probability: float = 1.0
-    """Probability that a chosen operation is applied."""
-    magnitude_std: float = 0.0
-    """Standard deviation of the magnitude; infinity: uniform from 0 to the magnitude."""
-    magnitude_max: int = 10
-    increasing: bool = False
-    """Whether all operations get stronger with the magnitude."""
-
-
-_SETTINGS = {
-    "timm": ("m", "n", "p", "mstd", "mmax", "inc"),
-    "torchvision": ("m", "n"),
-    "big_vision": ("m", "n"),
-}
-
-
-@cache
-def parse_policy(text: str) -> str | RandAugment:
-    """Return the name of a plain policy, or the settings of RandAugment. Raise ValueError.
-
-        none | auto_augment | trivial_augment | augmix | three_augment
-        timm:rand-m9-mstd0.5-inc1         timm's own string: m n p mstd mmax inc
-        torchvision:rand-m9-n2            RandAugment of torchvision: m n
-        big_vision:rand-m10-n2            RandAugment of big_vision: m n
-
-    The three RandAugments differ in their operations and in the meaning of a magnitude (without
-    `inc1` some of timm's operations get weaker as it grows), and timm applies each chosen operation
-    with a probability of one half.
-    """
-    if text in PLAIN_POLICIES:
-        return text
-    flavour, colon, settings = text.partition(":")
-    if flavour not in _SETTINGS or not colon:
-        known = [*PLAIN_POLICIES, *(f"{name}:rand-m9-n2" for name in _SETTINGS)]
-        raise ValueError(f"there is no augmentation policy '{text}'. {suggest(text, known)}")
-    first, *parts = settings.split("-")
-    if first != "rand":
-        raise ValueError(f"'{text}': '{flavour}:' is followed by rand, as in {flavour}:rand-m9-n2.")
-    values: dict[str, float] = {}
-    for part in parts:
-        match = re.fullmatch(r"([a-z]+)(\d+(?:\.\d+)?)", part)
-        key = match[1] if match else part
-        if not match or key not in _SETTINGS[flavour] or key in values:
-            raise ValueError(
-                f"'{text}': cannot parse '{part}'; each part is one of "
-                f"{', '.join(_SETTINGS[flavour])} followed by a number, given once."
-            )
-        values[key] = float(match[2])
-    for key in ("m", "n", "mmax", "inc"):
-        if values.get(key, 0) % 1:
-            raise ValueError(f"'{text}': {key} must be a whole number.")
-    if values.get("p", 0) > 1:
-        raise ValueError(f"'{text}': p is a probability, at most 1.")
-    if flavour == "torchvision" and values.get("m", 0) > 30:
-        raise ValueError(f"'{text}': torchvision's magnitudes end at 30.")
-    spread = values.get("mstd", 0.0)
-    return RandAugment(
-        flavour=flavour,  # type: ignore[arg-type]
-        magnitude=int(values.get("m", 9 if flavour == "torchvision" else 10)),
-        layers=int(values.get("n", 2)),
-        probability=values.get("p", 0.5 if flavour == "timm" else 1.0),
-        magnitude_std=float("inf") if spread > 100 else spread,
-        magnitude_max=int(values.get("mmax", 10)),
-        increasing=bool(values.get("inc", 0)),
-    )
-
-
 def _check_policy(text: str) -> str:
     parse_policy(text)
     return text
@@ -278,7 +209,7 @@ class AugmentConfig(Config):
     """Smallest and largest area of random_resized, as a share of the image."""
     crop_aspect: tuple[Positive, Positive]
     """Smallest and largest width / height of random_resized, drawn log-uniformly."""
-    padding: Count
+    padding: Annotated[int, Field(ge=0, le=2**14)]
     """Pixels that `random` adds on each side before cropping."""
     padding_mode: Literal["black", "reflect"]
     interpolation: Literal["evaluation", "bilinear", "bicubic", "random"]
@@ -310,7 +241,7 @@ class AugmentConfig(Config):
     cutmix_share: Probability
     """Share of CutMix among the mixed batches if Mixup is used as well."""
     label_smoothing: Rate
-    repeats: PositiveInt
+    repeats: Amount
     """Number of differently augmented copies of each image in an epoch (Hoffer et al., CVPR 2020).
     The length of an epoch is unchanged, so that it has fewer distinct images."""
 
@@ -328,9 +259,9 @@ class AugmentConfig(Config):
 class LoaderConfig(Config):
     """Settings of data loading."""
 
-    workers: Auto | Count
+    workers: Auto | Workers
     """Number of processes that decode and augment; 0: the main process; auto: by the cores."""
-    prefetch: PositiveInt
+    prefetch: Amount
     """Number of batches that each worker prepares ahead."""
     start_method: Auto | Literal["fork", "spawn", "forkserver"]
     """Start method of workers; auto: Python's default on this system."""

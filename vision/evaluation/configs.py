@@ -1,13 +1,12 @@
 """Settings of `vision eval`. Without torch, so that mistakes are reported at once."""
 
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from vision.checkpoints.configs import SizedConfig
-from vision.config import Count, PositiveInt
-from vision.data.configs import DataConfig, LoaderConfig, PreprocessConfig, Split, Text
+from vision.config import Amount, Count, FilePath, OutputFolder, Place, Seed
+from vision.data.configs import DataConfig, LoaderConfig, PreprocessConfig, Split
 
 Augmentation = Literal["none", "flip", "five_crop", "ten_crop"]
 
@@ -18,10 +17,10 @@ HUBS = ("timm:", "hf:")
 class EvalConfig(SizedConfig):
     """Settings of `vision eval`."""
 
-    checkpoint: Text | Annotated[tuple[Text, ...], Field(min_length=1)]
+    checkpoint: Place | Annotated[tuple[Place, ...], Field(min_length=1)]
     """A run's folder (its best checkpoint), a checkpoint file, or weights of another project (a
     file, a folder, timm:NAME, hf:OWNER/NAME). Several as [a,b] are all compared with the first."""
-    class_names: Path | None
+    class_names: FilePath | None
     """A text file with the names of the model's classes, one per line in the order of the logits;
     null: those of the checkpoint."""
     data: DataConfig | None
@@ -39,18 +38,18 @@ class EvalConfig(SizedConfig):
     neighbours: Count
     """k of a k-NN classifier on the model's features, with the training images as memory; 20 is
     usual, 0 disables it."""
-    bins: PositiveInt
+    bins: Amount
     """Number of confidence bins of the expected calibration error and the reliability diagram."""
     resamples: Count
     """Number of bootstrap draws for confidence intervals; 0: no intervals."""
-    seed: Count
+    seed: Seed
     """Seed of the bootstrap and of the halves for temperature scaling."""
-    batch_size: PositiveInt
+    batch_size: Amount
     """Images per device; does not affect the results."""
     precision: Literal["fp32", "bf16", "fp16"]
     device: Literal["auto", "cpu", "cuda", "mps"]
     loader: LoaderConfig
-    output: Path | None
+    output: OutputFolder | None
     """Folder of the files; null: evaluation/ in the run's folder or in the current one."""
     save: bool
     """Write report.json, report.html and the predictions; false: print only."""

@@ -17,6 +17,7 @@ from vision.data.sources.table import with_saved_split
 from vision.evaluation.configs import HUBS, EvalConfig
 from vision.evaluation.evaluate import Predictions
 from vision.evaluation.neighbours import NeighboursAccuracy
+from vision.files import read_file
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def class_names(
 def _read_class_names(file: Path, opened: OpenedModel) -> tuple[str, ...]:
     """The names in a text file, one per line."""
     try:
-        names = tuple(file.read_text(encoding="utf-8").splitlines())
+        names = tuple(read_file(file).decode().splitlines())
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"class_names: {file} cannot be read: {reason}.") from error

@@ -26,6 +26,7 @@ from vision.config import ConfigError, Size
 from vision.data.images.decode import Pixels, UnreadableImageError
 from vision.data.preprocess import Preprocess, input_batch, input_pixels
 from vision.data.sources.folder import SUFFIXES
+from vision.files import files_below, read_file
 from vision.inference.configs import PredictConfig
 from vision.models.configs import ModelChoice
 from vision.models.layers import Classifier, static_bias
@@ -89,7 +90,7 @@ class Loaded:
         """What the model sees of an image, as uint8 (height, width, channels)."""
         name = "the image"
         if isinstance(image, str | Path):
-            name, image = str(image), Path(image).read_bytes()
+            name, image = str(image), read_file(image)
         elif isinstance(image, Tensor):
             image = rearrange(image, "c h w -> h w c").cpu().numpy()
         return input_pixels(image, name, self.preprocess)
@@ -98,10 +99,9 @@ class Loaded:
         """The pixels of a file, or the reason why it cannot be read."""
         try:
             return self.pixels(path)
-        except UnreadableImageError as error:
-            return str(error)
         except OSError as error:
-            return f"{path}: {error.strerror or error}"
+            named = isinstance(error, UnreadableImageError)
+            return str(error) if named else f"{path}: {error.strerror or error}"
 
     def batch(self, pixels: Sequence[Pixels]) -> Tensor:
         """Images from `pixels` as the model takes them: (b channels height width), normalised."""
@@ -207,10 +207,10 @@ def find_images(places: Sequence[str], listed: TextIO | None = None) -> list[Pat
             continue
         path = Path(place).expanduser()
         if path.is_dir():
-            files = [f for f in sorted(path.rglob("*")) if _is_image(f)]
+            files = [f for f in files_below(path) if _is_image(f)]
         elif not path.exists() and has_magic(place):
             matches = sorted(glob(place, recursive=True))  # noqa: PTH207 (absolute patterns too)
-            files = [f for f in map(Path, matches) if f.is_file()]
+            files = [f for f in map(Path, matches) if not f.is_dir()]
         else:
             files = [path]
         if not files:

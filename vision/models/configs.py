@@ -11,7 +11,7 @@ from pydantic import (
     model_validator,
 )
 
-from vision.config import Config, Count, PositiveInt, Rate, Size
+from vision.config import Config, Depth, Rate, Side, Size, Width
 
 Shift = Annotated[float, Field(ge=0)]
 Factor = Annotated[float, Field(ge=1)]
@@ -57,13 +57,13 @@ class ViTConfig(_Shared):
     """Map from pixels to tokens: linear for each patch, also without a bias (CLIP) or with a norm
     before and after it (vit-pytorch); or convolutions, the first of which may be fixed to whiten
     the training images."""
-    width: PositiveInt
-    depth: PositiveInt
-    heads: PositiveInt
-    head_width: PositiveInt | None
+    width: Width
+    depth: Depth
+    heads: Width
+    head_width: Width | None
     """Channels of a head; null: width / heads."""
     class_token: bool
-    registers: Count
+    registers: Annotated[int, Field(ge=0, le=2**10)]
     """Extra tokens without a position (Darcet et al., ICLR 2024)."""
     distillation_token: bool
     """A second class token with a head of its own; the logits are averaged (DeiT, Touvron et al.,
@@ -114,13 +114,13 @@ class ViTConfig(_Shared):
     """
     pool_norm: Literal["before", "after", "none"]
     """Place of the last norm, before or after the pooling; weights of all kinds exist."""
-    pool_heads: PositiveInt | None
+    pool_heads: Width | None
     """Heads of the attention pooling; null: as in the blocks."""
     pool_mlp_ratio: Annotated[float, Field(gt=0)] | None
     """Hidden width of its MLP as a multiple of width; null: as in the blocks."""
-    representation: PositiveInt | None
+    representation: Width | None
     """Width of a hidden layer with tanh between pooling and head (the ViT paper's pretraining)."""
-    projection: PositiveInt | None
+    projection: Width | None
     """Width of a linear map of the pooled features (CLIP's space shared with text)."""
     initialization: Literal["trunc_normal", "xavier", "zero_residual"]
     """Initial weights: as in DeiT (truncated normal, 0.02), as in the ViT paper's own code (Xavier,
@@ -201,9 +201,9 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-_Pair = tuple[PositiveInt, PositiveInt]
+_Pair = tuple[Side, Side]
 _Pairs = Annotated[tuple[_Pair, ...], Field(min_length=1)]
-Window = Annotated[PositiveInt | _Pair | _Pairs, WrapValidator(_window)]
+Window = Annotated[Side | _Pair | _Pairs, WrapValidator(_window)]
 
 
 def per_stage(window: Window) -> TypeGuard[tuple[tuple[int, int], ...]]:
@@ -218,11 +218,11 @@ class _SwinShared(_Shared):
     stem: Literal["patch", "conv", "conv_whitened"]
     """Map from pixels to tokens: linear for each patch, or convolutions, the first of which may be
     fixed to whiten the training images."""
-    width: PositiveInt
+    width: Width
     """Width of the first stage; every later stage doubles it."""
-    depths: Annotated[tuple[PositiveInt, ...], Field(min_length=1, max_length=16)]
+    depths: Annotated[tuple[Depth, ...], Field(min_length=1, max_length=16)]
     """Number of blocks of each stage. Every later stage halves the grid."""
-    heads: tuple[PositiveInt, ...]
+    heads: tuple[Width, ...]
     window: Window
     """Tokens along a window. One number or [height, width] for all stages is clipped where the grid
     at the configured image size is smaller; one [height, width] per stage is used as it is.
@@ -264,7 +264,7 @@ class SwinV2Config(_SwinShared):
     """Settings of a Swin Transformer V2 (Liu et al., CVPR 2022)."""
 
     kind: Literal["swin_v2"]
-    pretrained_window: tuple[PositiveInt, ...] | None
+    pretrained_window: tuple[Side, ...] | None
     """Window of each stage that the position network was trained with; null: this model's own."""
 
     @model_validator(mode="after")

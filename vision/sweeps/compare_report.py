@@ -7,6 +7,7 @@ from io import StringIO
 from rich.console import Console
 from rich.table import Table
 
+from vision.files import spreadsheet_cell
 from vision.sweeps.compare import ABSENT, Comparison, RunGroup
 from vision.terminal import elapsed, plain
 
@@ -50,15 +51,14 @@ def csv_text(comparison: Comparison) -> str:
     numbers = [f"{metric}_mean", f"{metric}_std", "n", "seconds_mean", "parameters"]
     writer.writerow([*comparison.differing, *numbers, "finished", "unfinished", "runs"])
     for group in comparison.groups:
-        writer.writerow(
-            [
-                *(setting_text(group, key) for key in comparison.differing),
-                *(group.mean, group.std, len(group.values), group.seconds, group.parameters),
-                sum(run.finished for run in group.runs),
-                sum(not run.finished for run in group.runs),
-                " ".join(str(run.folder) for run in group.runs),
-            ]
-        )
+        cells = [
+            *(setting_text(group, key) for key in comparison.differing),
+            *(group.mean, group.std, len(group.values), group.seconds, group.parameters),
+            sum(run.finished for run in group.runs),
+            sum(not run.finished for run in group.runs),
+            " ".join(str(run.folder) for run in group.runs),
+        ]
+        writer.writerow(map(spreadsheet_cell, cells))
     return file.getvalue()
 
 

@@ -1,10 +1,19 @@
-"""Settings of a search, `hydra/sweeper=search`. Free of torch, Hydra and Optuna."""
+"""Settings of a search (`hydra/sweeper=search`) and `vision compare`. Free of torch and Hydra."""
 
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from vision.config import Config, Count, PositiveInt, Probability, several
+from vision.config import (
+    Amount,
+    Config,
+    OutputFile,
+    Place,
+    PositiveInt,
+    Probability,
+    Seed,
+    several,
+)
 
 Direction = Literal["minimize", "maximize"]
 
@@ -12,15 +21,15 @@ Direction = Literal["minimize", "maximize"]
 class SearchConfig(Config):
     """A search: trials that are chosen by the results of earlier ones."""
 
-    n_trials: PositiveInt
+    n_trials: Amount
     """Number of trials. A larger one continues a study that has ended."""
-    parallel: PositiveInt
+    parallel: Amount
     """Trials of a batch, which run at the same time. The next batch is chosen when all have ended.
     """
-    seed: Count
+    seed: Seed
     sampler: Literal["tpe", "random", "grid", "nsgaii", "gp"]
     """Optuna's sampler that chooses the points; grid: every point once, in order."""
-    startup_trials: PositiveInt
+    startup_trials: Amount
     """Trials at random points before the sampler learns from results; the population of nsgaii."""
     direction: Annotated[tuple[Direction, ...] | None, BeforeValidator(several)]
     """minimize or maximize, one for each objective; null: as the metrics require."""
@@ -30,7 +39,7 @@ class SearchConfig(Config):
     same part of training; halving: than those of the best 1 / `halving_factor` of all trials."""
     percentile: Annotated[float, Field(gt=0, lt=100)]
     """Of pruner=percentile: 25 stops what is worse than the best quarter."""
-    halving_factor: Annotated[int, Field(ge=2)]
+    halving_factor: Annotated[int, Field(ge=2, le=10**6)]
     prune_after: PositiveInt
     """Finished trials before the first trial is pruned."""
     prune_from: Probability
@@ -47,3 +56,20 @@ class SearchConfig(Config):
                 "and 1, such as 0.1."
             )
         return self
+
+
+class CompareConfig(Config):
+    """Settings of `vision compare`: runs that differ only in their seed share a row."""
+
+    runs: Annotated[tuple[Place, ...], BeforeValidator(several)]
+    """Folders of runs, folders that contain runs, or patterns with *; also without `runs=`."""
+    metric: str
+    """Metric of the evaluations: loss, top1, top5, balanced_accuracy, macro_f1."""
+    split: Literal["auto", "val", "val_ema"]
+    """Evaluations of the raw weights or of their average; auto: the average if there is one."""
+    select: Literal["best", "last"]
+    """Evaluation of best.safetensors, or the last one."""
+    format: Literal["table", "csv", "latex", "json", "html"]
+    """html: a page with history, importance of each setting and parallel coordinates."""
+    output: OutputFile | None
+    """File to write to instead of printing."""

@@ -1,13 +1,12 @@
 """Settings of a training run. Free of torch, so that a typo is reported at once."""
 
 import re
-from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
 from vision.checkpoints.configs import Renaming
-from vision.config import Config, Count, PositiveInt, Probability, Rate
+from vision.config import Amount, Config, Count, Place, PositiveInt, Probability, Rate, Seed, Width
 from vision.data.configs import AugmentConfig, DataConfig, LoaderConfig, PreprocessConfig
 from vision.models.configs import ModelChoice
 
@@ -164,7 +163,7 @@ class TuneLoraConfig(Config):
     """
 
     kind: Literal["lora"]
-    rank: PositiveInt
+    rank: Width
     alpha: Positive
     """Scale of the additions, which are multiplied by alpha / rank."""
     targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1)]
@@ -231,12 +230,12 @@ class PruneConfig(Config):
 class TrainConfig(Config):
     """A training run."""
 
-    name: str
+    name: Place
     """Name of the run and its folder; auto: model, data and a digest of the settings."""
-    output: str
+    output: Place
     """Folder that contains the runs."""
-    seed: Count
-    init: str | None
+    seed: Seed
+    init: Place | None
     """Weights to start from: a run's folder, a checkpoint file of any known format, timm:NAME,
     hf:OWNER/NAME, or `pretrained` for those in the model's YAML file; null: drawn from the seed.
     """
@@ -263,9 +262,9 @@ class TrainConfig(Config):
     loss: LossConfig
     duration: Duration
     """Length of warm-up and decay together; a cool-down is added."""
-    batch_size: PositiveInt
+    batch_size: Amount
     """Images per step over all devices together."""
-    max_batch_per_device: PositiveInt | Literal["auto"] | None
+    max_batch_per_device: Amount | Literal["auto"] | None
     """Largest micro-batch; gradients are accumulated over equal parts. null: no limit; auto: the
     largest that fits, found by trial before the first step."""
     evaluate_every: Duration
@@ -327,20 +326,3 @@ def _augmented(augment: AugmentConfig) -> str:
         if (found := getattr(augment, name)) != value:
             return f"augment.{name}={found}"
     return ""
-
-
-class CompareConfig(Config):
-    """Settings of `vision compare`: runs that differ only in their seed share a row."""
-
-    runs: tuple[str, ...]
-    """Folders of runs, folders that contain runs, or patterns with *; also without `runs=`."""
-    metric: str
-    """Metric of the evaluations: loss, top1, top5, balanced_accuracy, macro_f1."""
-    split: Literal["auto", "val", "val_ema"]
-    """Evaluations of the raw weights or of their average; auto: the average if there is one."""
-    select: Literal["best", "last"]
-    """Evaluation of best.safetensors, or the last one."""
-    format: Literal["table", "csv", "latex", "json", "html"]
-    """html: a page with history, importance of each setting and parallel coordinates."""
-    output: Path | None
-    """File to write to instead of printing."""

@@ -9,7 +9,6 @@ from PIL import Image
 from timm.data import auto_augment as timm_source
 from torchvision.transforms import v2
 
-from vision.data.configs import RandAugment, parse_policy
 from vision.data.images import policies
 from vision.data.images.policies import (
     BIG_VISION_OPERATIONS,
@@ -21,6 +20,7 @@ from vision.data.images.policies import (
     timm_operation,
     timm_rand_augment,
 )
+from vision.data.images.policy_text import RandAugment, parse_policy
 
 FILL = (124, 116, 104)
 MEAN = (0.485, 0.456, 0.406)

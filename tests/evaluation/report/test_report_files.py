@@ -1,5 +1,6 @@
 """The report's page: complete in one file, and in a browser what it says it is."""
 
+import csv
 import io
 import json
 import math
@@ -7,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +26,7 @@ from vision.evaluation.report.eval_report import (
     short_names,
     tables,
 )
-from vision.evaluation.report.report_files import page
+from vision.evaluation.report.report_files import page, write_predictions
 from vision.inspection.explorer.self_contained import data_url
 from vision.terminal import print_wide
 
@@ -143,6 +145,27 @@ def test_confident_mistakes_are_wrong_and_sorted_by_confidence() -> None:
     assert found[0].confidence == pytest.approx(torch.tensor([5.0, 0.0]).softmax(0)[0].item())
     assert found[0].own == pytest.approx(1 - found[0].confidence)
     assert len(confident_mistakes(logits, labels, 1)) == 1
+
+
+def test_csv_of_the_report_does_not_run_names_as_formulas_and_parquet_is_exact(
+    tmp_path: Path,
+) -> None:
+    source = SimpleNamespace(name=lambda index: f"@photo{index}.png")
+    answers: Any = SimpleNamespace(
+        model=SimpleNamespace(classes=("=1+1", "dog"), source=source),
+        predictions=SimpleNamespace(ids=torch.arange(2), logits=torch.eye(2)),
+        labels=torch.tensor([0, 1]),
+    )
+    write_predictions(tmp_path / "predictions.csv", answers, "all")
+    with (tmp_path / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == ["'@photo0.png", "'@photo1.png"]
+    assert [row["label"] for row in rows] == [row["top1"] for row in rows] == ["'=1+1", "dog"]
+    assert rows[0]["loss"] == rows[1]["loss"] and float(rows[0]["p(dog)"]) < 0.5
+    parquet = pytest.importorskip("pyarrow.parquet")
+    write_predictions(tmp_path / "predictions.parquet", answers, "top5")
+    table = parquet.read_table(tmp_path / "predictions.parquet").to_pydict()
+    assert table["label"] == ["=1+1", "dog"] and table["name"][0] == "@photo0.png"
 
 
 def test_numbers_that_json_does_not_know_become_null() -> None:

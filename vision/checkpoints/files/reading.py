@@ -28,6 +28,7 @@ from vision.checkpoints.files.torch_file import read_torch_legacy, read_torch_zi
 from vision.checkpoints.native.checkpoint import read_checkpoint
 from vision.checkpoints.native.checkpoint_folder import BEST, latest
 from vision.checkpoints.native.header import MARK
+from vision.files import open_file
 
 Integrity = Literal["checksums match", "no checksums in this format", "no checksums were written"]
 """Whether a file's bytes are known to be those that were written; from the best to the worst."""
@@ -93,7 +94,7 @@ def _is_finite(tensor: Tensor) -> bool:
 
 def _read_file(path: Path) -> Raw:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             start = file.read(_START)
             file.seek(0)
@@ -192,7 +193,7 @@ def _with_hub_json(raw: Raw) -> Raw:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             text = file.read(_JSON_LIMIT + 1)
     except OSError as error:
         raise unreadable(path, error) from error

@@ -15,7 +15,8 @@ from typing import Literal, cast
 import numpy as np
 from PIL import Image, ImageFilter, ImageOps
 
-from vision.data.configs import Interpolation, RandAugment, parse_policy
+from vision.data.configs import Interpolation
+from vision.data.images.policy_text import RandAugment, parse_policy
 from vision.randomness import torch_seeded
 
 _SHARED_OPERATIONS = (

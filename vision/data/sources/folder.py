@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from vision.config import ConfigError, shorten
 from vision.data.sources.packed import PackedStrings
 from vision.data.sources.source import Source
+from vision.files import read_file
 
 FORMATS = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
@@ -47,8 +48,7 @@ class FolderSource(Source):
 
     def read(self, index: int) -> bytes:
         """Return the file's content."""
-        with open(self.name(index), "rb") as file:  # noqa: PTH123
-            return file.read()
+        return read_file(self.name(index))
 
 
 Listing = tuple[tuple[str, ...], list[str], NDArray[np.int64]]

@@ -13,6 +13,7 @@ from vision.config import ConfigError, suggest
 from vision.data.configs import HuggingFaceConfig, Split
 from vision.data.sources.source import Source
 from vision.data.sources.subsets import named_splits
+from vision.files import read_file
 
 if TYPE_CHECKING:
     import datasets  # type: ignore[import-untyped]
@@ -37,7 +38,7 @@ class HuggingFaceSource(Source):
             raise OSError(f"{self.name(index)} has no image.")
         if stored["bytes"] is not None:
             return bytes(stored["bytes"])
-        return Path(stored["path"]).read_bytes()
+        return read_file(stored["path"])
 
 
 def read_classes(config: HuggingFaceConfig) -> tuple[str, ...]:

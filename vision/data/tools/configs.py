@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from vision.config import Config, Count, PositiveInt
+from vision.config import Amount, Config, OutputFile, OutputFolder, Seed, Side, Workers
 from vision.data.configs import AugmentConfig, DataConfig, LoaderConfig, PreprocessConfig
 
 
@@ -13,17 +13,24 @@ class PrepareConfig(Config):
     """Settings of `vision prepare`, which writes a data set as tar shards of smaller images."""
 
     data: DataConfig
-    output: Path
-    short_side: PositiveInt | None
+    output: OutputFolder
+    short_side: Side | None
     """Largest short side; larger images are shrunk to it. null: keep every file unchanged."""
     image_format: Literal["jpeg", "webp", "png"]
     """Format of images that are shrunk, or that are not files."""
     quality: Annotated[int, Field(ge=1, le=100)]
     """Quality of JPEG and WebP."""
-    shard_size: Annotated[int, Field(ge=1)]
+    shard_size: Amount
     """Size of a shard in megabytes (10⁶ bytes)."""
-    workers: Count
+    workers: Workers
     """Number of processes that read and encode; 0: the main process."""
+
+
+def _check_suffix(path: Path) -> Path:
+    known = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".pdf")
+    if path.suffix.lower() not in known:
+        raise ValueError(f"'{path}' is not the name of an image; it ends in {', '.join(known)}.")
+    return path
 
 
 class DataCommandConfig(Config):
@@ -33,10 +40,10 @@ class DataCommandConfig(Config):
     augment: AugmentConfig
     preprocess: PreprocessConfig
     loader: LoaderConfig
-    seed: Count
-    count: PositiveInt
+    seed: Seed
+    count: Amount
     """Number of images shown."""
-    output: Path
+    output: Annotated[OutputFile, AfterValidator(_check_suffix)]
     """Image file to write."""
     check: bool
     """Instead, read every image once and report counts, sizes, unreadable files and duplicates."""

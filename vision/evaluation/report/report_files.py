@@ -22,6 +22,7 @@ from vision.evaluation.evaluated_model import Answers
 from vision.evaluation.metrics import chunks
 from vision.evaluation.model_metrics import confident_mistakes
 from vision.evaluation.report.eval_report import Report
+from vision.files import spreadsheet_cell
 from vision.inspection.explorer.self_contained import data_url, self_contained
 from vision.models.configs import AutoModelConfig
 
@@ -148,7 +149,8 @@ def gallery(answers: Answers, most: int, max_pixels: int) -> list[dict[str, Any]
 
 
 def write_predictions(path: Path, answers: Answers, probabilities: Literal["top5", "all"]) -> None:
-    """Write a row for every image, as CSV or Parquet by the suffix of the path.
+    """Write a row for every image, by the suffix of the path: as CSV for a spreadsheet, which must
+    not run a name as a formula, or exactly, as Parquet.
 
     Columns: sample (its index in the split), name, label, predicted, correct, loss,
     label_probability; top1 … top5 and probability1 … probability5; with "all" a column "p(class)"
@@ -163,6 +165,9 @@ def write_predictions(path: Path, answers: Answers, probabilities: Literal["top5
         for number, columns in enumerate(parts):
             if number == 0:
                 writer.writerow(columns)
+            texts = ("name", "label", "predicted", *(f"top{rank}" for rank in range(1, TOP + 1)))
+            for name in columns.keys() & set(texts):
+                columns[name] = [spreadsheet_cell(text) for text in columns[name]]
             writer.writerows(zip(*columns.values(), strict=True))
 
 

@@ -1,13 +1,12 @@
 """Settings of `vision visualize`. Free of torch, so that a typo is reported at once."""
 
 import re
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from vision.checkpoints.configs import SizedConfig
-from vision.config import Count, PositiveInt, several
+from vision.config import Amount, Count, FilePath, OutputFolder, Seed, several
 from vision.data.configs import DataConfig, Split, Text
 from vision.inference.configs import Places
 from vision.inspection.methods.spec import METHODS, parse_method
@@ -36,7 +35,7 @@ def _check_width(length: str) -> str:
 
 MethodText = Annotated[str, AfterValidator(lambda text: str(parse_method(text)))]
 """A method, optionally with options: rollout:fusion:max."""
-Cell = tuple[int, int]
+Cell = tuple[Count, Count]
 
 
 class VisualizeConfig(SizedConfig):
@@ -50,7 +49,7 @@ class VisualizeConfig(SizedConfig):
     data: DataConfig | None
     """Images of a data set instead of files, such as data=folder data.root=…"""
     split: Split
-    count: PositiveInt | None
+    count: Amount | None
     """Number of images to take from the files or the split, evenly spread; null: all."""
     figures: Annotated[tuple[FigureName, ...], BeforeValidator(several)]
     """sheet: some methods for the top classes; heads: heads × layers; queries: where patches look;
@@ -66,7 +65,7 @@ class VisualizeConfig(SizedConfig):
             f"({' | '.join(METHODS)})"
         ),
     ]
-    classes: PositiveInt | tuple[Text, ...]
+    classes: Amount | tuple[Text, ...]
     """Number of most probable classes to explain, or names of classes."""
     query: Literal["pool", "cam"] | Cell | Text | None
     """The query: what the model pools (null), a token (class, register 1, …) or the patch at
@@ -84,20 +83,20 @@ class VisualizeConfig(SizedConfig):
     score: bool
     """Score the maps: whether they point to the object, and how hiding their pixels changes the
     prediction, beside a random map and the image's centre."""
-    masks: Path | None
+    masks: FilePath | None
     """Folder of masks, not black on the object: a file of the image's name (.png), also below
     folders of the same names."""
-    boxes: Path | None
+    boxes: FilePath | None
     """CSV file with the columns path, left, top, right and bottom, instead of masks."""
-    steps: Annotated[int, Field(ge=2)]
+    steps: Annotated[int, Field(ge=2, le=10**6)]
     """Number of steps from a whole image to a hidden one when scoring."""
-    seed: Count
+    seed: Seed
     """Seed of random maps and of the order of pixels with equal values."""
-    batch_size: PositiveInt
+    batch_size: Amount
     """Images in a forward pass of scores and diagnostics."""
     overwrite: bool
     """Draw again what was drawn with the same settings."""
-    output: Path
+    output: OutputFolder
     """Folder of the figures and scores."""
     format: Literal["table", "json", "csv"]
     """Format of the printed scores."""

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from vision.data.preprocess import input_pixels
 from vision.data.sources.build_source import build_source
 from vision.data.sources.shapes import CLASSES, Shapes, two_objects
 from vision.data.sources.source import StoredImage
+from vision.files import open_file, read_file
 from vision.inspection.explain import Subject
 from vision.inspection.figures.parts import evenly_spread
 from vision.inspection.trust.localization import Mask
@@ -73,7 +75,7 @@ def items_of_files(
             mask = partial(_read_mask, masks, file)
         elif table is not None and boxes is not None:
             mask = partial(_box_mask, file, _boxes_of(table, file, boxes))
-        items.append(Item(key, str(file), file.read_bytes, file, mask))
+        items.append(Item(key, str(file), partial(read_file, file), file, mask))
     return items
 
 
@@ -131,8 +133,8 @@ def mask_file(folder: Path, image: Path) -> Path:
 def _read_mask(folder: Path, image: Path) -> Mask:
     """The mask of an image: not black on the object."""
     found = mask_file(folder, image)
-    mask = np.asarray(decode(found.read_bytes(), 1, str(found))[..., 0] > 0)
-    shown = open_image(image.read_bytes(), 3, str(image))
+    mask = np.asarray(decode(read_file(found), 1, str(found))[..., 0] > 0)
+    shown = open_image(read_file(image), 3, str(image))
     height, width = mask.shape
     # The size may differ, but not the proportions: the mask would mark another place.
     off = abs(width * shown.height / shown.width - height)
@@ -148,7 +150,7 @@ def _read_boxes(table: Path) -> dict[str, Boxes]:
     """The boxes of every image by its path in the table."""
     boxes: dict[str, Boxes] = {}
     try:
-        with table.open(encoding="utf-8-sig", newline="") as file:
+        with TextIOWrapper(open_file(table), encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader(file)
             missing = [c for c in COLUMNS if c not in (rows.fieldnames or ())]
             if missing:
@@ -180,7 +182,7 @@ def _boxes_of(boxes: dict[str, Boxes], image: Path, table: Path) -> Boxes:
 
 def _box_mask(file: Path, boxes: Boxes) -> Mask:
     """Boxes in pixels of an image as its mask."""
-    mask = np.zeros(decode(file.read_bytes(), 3, str(file)).shape[:2], dtype=np.bool_)
+    mask = np.zeros(decode(read_file(file), 3, str(file)).shape[:2], dtype=np.bool_)
     for left, top, right, bottom in boxes:
         mask[max(0, round(top)) : round(bottom), max(0, round(left)) : round(right)] = True
     return mask

@@ -12,7 +12,7 @@ from vision.config import ConfigError
 from vision.data.configs import ShapesConfig
 from vision.data.images.decode import UnreadableImageError
 from vision.data.sources.shapes import CLASSES
-from vision.files import write_text
+from vision.files import spreadsheet_cell, write_text
 from vision.inference.visualize.configs import VisualizeConfig
 from vision.inference.visualize.draw import VisualizedModel
 from vision.inference.visualize.images import Item, two_object_pairs
@@ -131,7 +131,8 @@ def _csv(found: Scores) -> str:
     writer.writerow(["model", "method", *metrics])
     for model, methods in found.items():
         for method, numbers in methods.items():
-            writer.writerow([model, method, *(numbers.get(m, "") for m in metrics)])
+            names = map(spreadsheet_cell, (model, method))
+            writer.writerow([*names, *(numbers.get(m, "") for m in metrics)])
     return stream.getvalue()
 
 

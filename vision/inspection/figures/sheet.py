@@ -11,6 +11,7 @@ from PIL import Image
 
 from vision.data.images.decode import Pixels
 from vision.data.preprocess import input_pixels
+from vision.files import read_file
 from vision.inspection.explain import (
     Explanation,
     Heatmap,
@@ -64,7 +65,7 @@ def show_attention(
     """
     named = isinstance(image, str | Path)
     name = str(image) if named else "the image"
-    content = Path(image).read_bytes() if isinstance(image, str | Path) else image
+    content = read_file(image) if isinstance(image, str | Path) else image
     explanations = explain(
         subject,
         [input_pixels(content, name, subject.preprocess)],
