@@ -10,10 +10,11 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -30,6 +31,20 @@ Remedy = Callable[[str, Any], str]
 
 _DESCRIBED = 50
 """Maximum number of mistakes in one error: the file of another program may have any number."""
+
+
+def _check_folder_name(name: str) -> str:
+    parts = Path(name).parts
+    if not parts or ".." in parts or Path(name).is_absolute() or not name.isprintable():
+        raise ValueError(
+            f"'{name}' is not the name of a folder; write one such as run-1, without leading / and "
+            "without .. in it."
+        )
+    return name
+
+
+FolderName = Annotated[str, AfterValidator(_check_folder_name)]
+"""Name of a folder within another one; `a/b` is in a folder of its own."""
 
 
 def several(value: Any) -> Any:

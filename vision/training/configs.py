@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import AfterValidator, Field, model_validator
 
 from vision.checkpoints.configs import Renaming
-from vision.config import Config, Count, PositiveInt, Probability, Rate
+from vision.config import Config, Count, FolderName, PositiveInt, Probability, Rate
 from vision.data.configs import AugmentConfig, DataConfig, LoaderConfig, PreprocessConfig
 from vision.models.configs import ModelChoice
 
@@ -231,7 +231,7 @@ class PruneConfig(Config):
 class TrainConfig(Config):
     """A training run."""
 
-    name: str
+    name: FolderName
     """Name of the run and its folder; auto: model, data and a digest of the settings."""
     output: str
     """Folder that contains the runs."""
