@@ -213,6 +213,7 @@ def _summary(job: "TrainingJob") -> dict[str, str]:
         "learning rate": f"{schedule.peak:g}{scaling}, {config.optimizer.name}{rest}",
         "length": f"{schedule.total:,} steps of {schedule.steps_per_epoch:,} per epoch",
         "precision": f"{config.precision} on {world.device.type}",
+        "memory": job.start.memory.line(job.micro_batch),
         "run": f"{job.run.folder}" + (f", from step {job.state.step}" if job.state.step else ""),
     }
 
@@ -221,6 +222,8 @@ def _warnings(job: "TrainingJob") -> Iterator[str]:
     """What is likely to be a mistake in the settings or the data."""
     if job.config.precision == "fp16" and job.world.device.type == "cpu":
         yield "precision=fp16 on a CPU is slow and less exact than bf16 or fp32."
+    if tight := job.start.memory.warning(job.micro_batch):
+        yield tight
     if unequal := imbalance(job.data.train.labels, job.data.train.classes):
         yield unequal
     for name in NAMES:
