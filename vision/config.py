@@ -80,6 +80,20 @@ _DESCRIBED = 50
 """Maximum number of mistakes in one error: the file of another program may have any number."""
 
 
+def _check_folder_name(name: str) -> str:
+    parts = Path(name).parts
+    if not parts or ".." in parts or Path(name).is_absolute() or not name.isprintable():
+        raise ValueError(
+            f"'{name}' is not the name of a folder; write one such as run-1, without leading / and "
+            "without .. in it."
+        )
+    return name
+
+
+FolderName = Annotated[Place, AfterValidator(_check_folder_name)]
+"""Name of a folder within another one; `a/b` is in a folder of its own."""
+
+
 def several(value: Any) -> Any:
     """Return a string as a tuple of one, for settings that take one value or several."""
     if isinstance(value, str):

@@ -29,6 +29,7 @@ from vision.sweeps.search_space import Dimension, Interval, points_to_check
 from vision.sweeps.search_study import TrialResult, import_optuna
 from vision.sweeps.search_trials import common_settings, find_directions, read_trial
 from vision.training.configs import TrainConfig
+from vision.training.run.lock import refuse_if_locked
 from vision.training.run.run_folder import Run
 
 
@@ -149,7 +150,7 @@ class LaunchedTrials:
         from vision.cli.composition import quoted
 
         for trial in trials:
-            self._find(trial)[0].refuse_if_locked()
+            refuse_if_locked(self._find(trial)[0])
         assert self._sweeper.launcher is not None
         batch = [
             [*self._words(trial), f"hydra.sweep.subdir={quoted(self.folder(trial).name)}"]

@@ -21,6 +21,7 @@ from vision.files import unwritable
 from vision.sweeps.cluster import cluster_settings
 from vision.sweeps.points import point_folder
 from vision.training.configs import TrainConfig
+from vision.training.run.lock import refuse_if_locked
 from vision.training.run.run_folder import Run, find_run, run_name
 
 
@@ -39,7 +40,7 @@ def check_run(command: Command, composed: DictConfig) -> dict[str, Any]:
     first_process = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
     if run.decision(config) == "finished" or not first_process:
         return {**place, "hydra.output_subdir": None, "hydra.job_logging.root": None}
-    run.refuse_if_locked()
+    refuse_if_locked(run)
     return place
 
 
@@ -129,7 +130,7 @@ def _check_runs(points: Sequence[Point], settings: Mapping[str, Any]) -> None:
         folders[run.folder] += 1
         try:
             if run.decision(point.config) != "finished":
-                run.refuse_if_locked()
+                refuse_if_locked(run)
         except ConfigError as error:
             mistakes.append(str(error))
     twice = [str(folder) for folder, n in folders.items() if n > 1]

@@ -5,6 +5,7 @@ windows · t tokens of a window · c width of a token · y, x rows and columns o
 """
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -13,6 +14,9 @@ from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from vision.models.configs import ViTConfig
+
+TRACED_DEVICE: ContextVar[str] = ContextVar("TRACED_DEVICE", default="cpu")
+"""Type of the device whose path tensors on `meta` take."""
 
 Observer = Callable[[Tensor], Tensor]
 """Takes the attention weights (b h n m) of a forward pass and returns those to continue with."""
@@ -76,7 +80,8 @@ def explicit_on_cpu(q: Tensor, bias: Tensor | None) -> bool:
     """Whether training on a CPU takes the explicit path: torch's fused CPU kernel has no gradient
     for a bias, and in 16 bits its gradient takes 1.4 to 7 times as long (benchmarks/attention.py).
     """
-    if not torch.is_grad_enabled() or q.device.type not in ("cpu", "meta"):  # counted as on a CPU
+    device = q.device.type if q.device.type != "meta" else TRACED_DEVICE.get()
+    if not torch.is_grad_enabled() or device != "cpu":
         return False
     learned = bias is not None and bias.requires_grad
     return learned or (q.requires_grad and q.dtype in (torch.bfloat16, torch.float16))

@@ -16,7 +16,7 @@ from vision.inspection.explorer.self_contained import self_contained
 from vision.sweeps.compare import Comparison, RunGroup
 from vision.sweeps.compare_report import SHARES, caption, setting_text
 from vision.sweeps.configs import Direction
-from vision.sweeps.search import SUMMARY
+from vision.sweeps.search import REWRITTEN, SUMMARY
 from vision.sweeps.search_space import Choices, Interval, Space
 from vision.sweeps.search_study import FEWEST, importances
 from vision.training.run.run_folder import LOWER_IS_BETTER, read_json
@@ -72,7 +72,7 @@ def page_data(comparison: Comparison) -> dict[str, Any]:
 def _study(comparison: Comparison) -> Mapping[str, Any]:
     """The summary of the search that all runs belong to; empty if there is none."""
     folders = {run.folder.parent for group in comparison.groups for run in group.runs}
-    return read_json(folders.pop() / SUMMARY) if len(folders) == 1 else {}
+    return read_json(folders.pop() / SUMMARY, REWRITTEN) if len(folders) == 1 else {}
 
 
 def _order(group: RunGroup, numbers: Mapping[str, int]) -> tuple[float, float, str]:

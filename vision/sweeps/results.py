@@ -2,15 +2,11 @@
 and, where a run was killed, the header of its newest checkpoint.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.native.checkpoint_folder import latest
-from vision.checkpoints.native.header import read_record
 from vision.config import ConfigError
 from vision.training.run.run_folder import Run, better, flat, is_free
 
@@ -82,20 +78,7 @@ def _runs_below(path: Path) -> list[Path]:
 
 def evaluations(run: Run) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl with numbers on validation images."""
-    if not run.metrics.exists():
-        return []
-    lines = run.metrics.read_text(encoding="utf-8").splitlines()
-    events = []
-    for number, line in enumerate(lines, 1):
-        try:
-            event = json.loads(line)
-        except ValueError as error:
-            if number == len(lines):
-                continue  # being written, or cut off when the run was killed
-            raise ConfigError(f"{run.metrics}, line {number}: {error}.") from error
-        if event["split"] != "train":
-            events.append(event)
-    return events
+    return [event for event in run.events() if event["split"] != "train"]
 
 
 def read_result(
@@ -105,7 +88,8 @@ def read_result(
     settings = flat(run.stored_settings())
     status = dict(run.status()) or {"status": "running", "step": 0}
     if status["status"] == "running":  # written at its start; a checkpoint is newer
-        status |= _newest_record(run)
+        record = run.newest_record()
+        status |= {k: record[k] for k in ("step", "seconds", "parameters") if k in record}
     weights = split if split != "auto" else "val" if settings.get("ema") is None else "val_ema"
     step = _best_step(events, settings) if select == "best" else None
     of_split = [e for e in events if e["split"] == weights and (step is None or e["step"] == step)]
@@ -120,17 +104,6 @@ def read_result(
         seconds=status.get("seconds"),
         parameters=status.get("parameters"),
     )
-
-
-def _newest_record(run: Run) -> dict[str, Any]:
-    """Step, time and parameters from the newest readable checkpoint."""
-    for path in latest(run.checkpoints):
-        try:
-            record = read_record(path)
-        except CheckpointError:
-            continue  # resuming falls back to the one before it, too
-        return {k: record[k] for k in ("step", "seconds", "parameters") if k in record}
-    return {}
 
 
 def _best_step(events: Iterable[Mapping[str, Any]], settings: Mapping[str, Any]) -> int | None:

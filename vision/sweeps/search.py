@@ -27,6 +27,7 @@ SUMMARY = "study.json"
 JOURNAL = "journal.log"
 GIVE_UP = 3
 """First trials that fail before the study is given up."""
+REWRITTEN = f"Remove {SUMMARY}: the search writes it again from its journal."
 UNFIXED = ("n_trials", "retry_failed")
 """Settings of a search that may differ when it is resumed."""
 
@@ -178,7 +179,7 @@ def _settings(
 
 def _check_unchanged(folder: Path, settings: Mapping[str, Any]) -> None:
     """Refuse to continue a study whose trials would be others."""
-    stored = read_json(folder / SUMMARY)
+    stored = read_json(folder / SUMMARY, REWRITTEN)
     if stored and (lines := changes(stored["settings"], settings)):
         raise ConfigError(
             f"the study {folder} was started with other settings:\n"

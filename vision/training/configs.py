@@ -6,7 +6,18 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import AfterValidator, Field, model_validator
 
 from vision.checkpoints.configs import Renaming
-from vision.config import Amount, Config, Count, Place, PositiveInt, Probability, Rate, Seed, Width
+from vision.config import (
+    Amount,
+    Config,
+    Count,
+    FolderName,
+    Place,
+    PositiveInt,
+    Probability,
+    Rate,
+    Seed,
+    Width,
+)
 from vision.data.configs import AugmentConfig, DataConfig, LoaderConfig, PreprocessConfig
 from vision.models.configs import ModelChoice
 
@@ -230,7 +241,7 @@ class PruneConfig(Config):
 class TrainConfig(Config):
     """A training run."""
 
-    name: Place
+    name: FolderName
     """Name of the run and its folder; auto: model, data and a digest of the settings."""
     output: Place
     """Folder that contains the runs."""

@@ -44,6 +44,7 @@ from vision.training.optim import build_optimizer
 from vision.training.run.distributed import World, compile_steps, parallelize
 from vision.training.run.memory import largest_that_fits
 from vision.training.run.run_folder import Run, writing
+from vision.training.run.step_memory import StepMemory, checked_memory
 from vision.training.run.stop import StopRequest
 from vision.training.schedule import Schedule, build_schedule
 from vision.training.state import TrainState, start_average
@@ -62,6 +63,7 @@ class StartingModel:
     model: Classifier
     config: ModelConfig
     preprocess: Preprocess
+    memory: StepMemory
     known: Known = ()
     """The preprocessing that the weights were trained with."""
     report: Mapping[str, Any] | None = None
@@ -137,7 +139,7 @@ def build_job(
         tail=config.loader.tail,
         rank=world.rank,
         ranks=world.size,
-        accumulation=_accumulation(task),
+        accumulation=_accumulation(task, start.memory),
     )
     schedule = build_schedule(config, len(train))
     module = parallelize(task.module, task.parallel, world)
@@ -207,6 +209,7 @@ def _starting_model(
             opened.model,
             opened.config,
             preprocess,
+            checked_memory(config, opened.config, preprocess, train, world),
             opened.known,
             opened.report.as_dict(),
             (*opened.report.lines(), *_size_line(opened)),
@@ -221,6 +224,7 @@ def _starting_model(
     assert not isinstance(chosen, AutoModelConfig)
     trained_size = None if record is None else record.preprocess.image_size
     preprocess = _preprocess(config, train, trained_size, known)
+    memory = checked_memory(config, chosen, preprocess, train, world)
     model = build_model(
         chosen,
         preprocess.image_size,
@@ -231,7 +235,7 @@ def _starting_model(
     if record is None:
         _whiten(model, config, train, preprocess, world)
     report = None if record is None else record.load_report
-    return StartingModel(model, chosen, preprocess, known, report)
+    return StartingModel(model, chosen, preprocess, memory, known, report)
 
 
 def _whiten(
@@ -323,7 +327,7 @@ def _on_device(config: TrainConfig, model: Classifier, world: World) -> Classifi
     return model
 
 
-def _accumulation(task: Task[Any]) -> int:
+def _accumulation(task: Task[Any], memory: StepMemory) -> int:
     """The number of equal parts in which a device works through its share of a batch.
 
     With `auto`, the micro-batch of an earlier start is the upper limit: with another one a resumed
@@ -338,7 +342,8 @@ def _accumulation(task: Task[Any]) -> int:
     share = config.batch_size // world.size
     limit = config.max_batch_per_device
     if limit == "auto":
-        limit = largest_that_fits(share, task.run.status().get("micro_batch", share), task)
+        before = task.run.status().get("micro_batch", share)
+        limit = largest_that_fits(memory, before, task)
     largest = limit or share
     fitting = (n for n in range(1, share + 1) if share % n == 0 and share // n <= largest)
     return world.max(next(fitting))[0]

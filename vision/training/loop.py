@@ -15,11 +15,13 @@ from vision.checkpoints.native.checkpoint_folder import (
     restore_best,
     step_path,
 )
+from vision.files import make_folder
 from vision.terminal import elapsed
 from vision.training.configs import TrainConfig
 from vision.training.job import TrainingJob, build_job
 from vision.training.optim import set_learning_rate
 from vision.training.run.distributed import World, world
+from vision.training.run.lock import run_lock
 from vision.training.run.log import Reporter
 from vision.training.run.memory import memory_advice
 from vision.training.run.run_folder import (
@@ -27,7 +29,6 @@ from vision.training.run.run_folder import (
     RunFileError,
     better,
     find_run,
-    run_lock,
 )
 from vision.training.run.stop import Stopped, StopRequest, stop_requests
 from vision.training.schedule import lr_at
@@ -57,9 +58,7 @@ def _train(
     config: TrainConfig, label: str, processes: World, stop: StopRequest, reporter: Reporter
 ) -> int:
     run = find_run(config, label)
-    with run_lock(run, processes) as warning:
-        if warning:
-            reporter.warn(warning)
+    with run_lock(run, processes):
         decision = run.decision(config)
         processes.wait()  # nobody writes into the folder before all have decided
         if decision == "finished":
@@ -99,6 +98,8 @@ def _resume(job: TrainingJob, reporter: Reporter) -> None:
     job.world.wait()  # all have read what is changed now
     if not job.world.main:
         return
+    for warning in job.run.restore_files(job.config):
+        reporter.warn(warning)
     job.run.cut_metrics(state.step, state.evaluated)
     if not restore_best(folder, state.best_step):
         assert state.best_step is not None
@@ -111,7 +112,7 @@ def _resume(job: TrainingJob, reporter: Reporter) -> None:
 def _run(job: TrainingJob, stop: StopRequest, reporter: Reporter) -> int:
     """The loop, with a log and a status that says how the run ended."""
     if job.world.main:
-        job.run.checkpoints.mkdir(parents=True, exist_ok=True)
+        make_folder(job.run.checkpoints)
         reporter.open(job)
         job.state.wandb_id = reporter.wandb_run.id if reporter.wandb_run is not None else None
         job.run.mark_latest()
@@ -283,6 +284,7 @@ def _save_if_due(job: TrainingJob, stopping: bool) -> float:
         return 0.0
     tensors, record = gather(state, job.world.sum(state.sums.clone()))
     if job.world.main:
+        job.run.sync_metrics()  # not later than the checkpoint that its lines lead to
         path = step_path(job.run.checkpoints, state.step)
         write_checkpoint(path, tensors, {**record, **job.record})
         if improved:

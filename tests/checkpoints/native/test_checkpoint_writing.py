@@ -271,20 +271,48 @@ def test_only_our_own_leftovers_are_removed(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == sorted(others)
 
 
-def test_leftover_without_locks_is_told_by_its_age(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_locks(*_: object) -> None:
+@pytest.fixture
+def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
         raise OSError(errno.ENOTSUP, "not supported")
 
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    new, old = (tmp_path / f".a.safetensors.0000000{i}.partial" for i in range(2))
-    new.touch()
-    old.touch()
-    os.utime(old, (time.time() - 7200,) * 2)
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_leftover_without_locks_is_removed_when_its_writer_has_ended_whatever_its_age(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.safetensors"
+
+    def die() -> None:
+        with replacing(path) as file:
+            write_all(file, b"half")
+            kill_me()
+
+    assert in_child(die) == -signal.SIGKILL
+    (leftover,) = partial_files(tmp_path)
+    with replacing(tmp_path / "b") as file:
+        living = Path(os.fsdecode(file.name))
+        os.utime(living, (0, 0))
+        store(path, 1)
+        assert not leftover.exists() and living.exists()
+    assert stored_step(path) == 1
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_leftover_of_another_machine_without_locks_is_known_by_its_age(tmp_path: Path) -> None:
+    other = atomic.this_process()._replace(machine="other").text
+    names = [f".a.safetensors.0000000{i}" for i in range(2)]
+    new, newer = (tmp_path / f"{name}.partial" for name in (names[0], f"{names[0]}-{other}"))
+    old, older = (tmp_path / f"{name}.partial" for name in (names[1], f"{names[1]}-{other}"))
+    for file in (new, newer, old, older):
+        file.touch()
+    for file in (old, older):
+        os.utime(file, (time.time() - 7200,) * 2)
     path = tmp_path / "a.safetensors"
     store(path, 1)
-    assert sorted(tmp_path.iterdir()) == sorted([new, path])
+    assert sorted(tmp_path.iterdir()) == sorted([new, newer, path])
     assert stored_step(path) == 1
 
 

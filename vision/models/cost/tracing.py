@@ -1,7 +1,7 @@
 """Groups of a model's modules, and what each group computes and keeps for an image.
 
 The model runs on the `meta` device: its tensors have shapes but no contents, which takes hardly any
-memory or time. Operations are those of a CPU; see `_CpuAttention`.
+memory or time. Operations are those of a CPU; see `as_on.py`.
 """
 
 from collections import Counter
@@ -11,11 +11,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, UntypedStorage, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from vision.models.cost.as_on import FUSED_ATTENTION, AsOn
 from vision.models.layers import Derived
 
 Shape = tuple[int, ...]
@@ -153,7 +152,7 @@ class _Step(TorchDispatchMode):
                 handles.append(module.register_forward_pre_hook(partial(self._begin, i)))
                 handles.append(module.register_forward_hook(partial(self._end, i)))
         hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
-        with torch.device("meta"), _CpuAttention(), self, hooks:
+        with torch.device("meta"), AsOn("cpu"), self, hooks:
             self.model(torch.empty(self.images, *image))
         self._assign(self._group, ())
         for handle in handles:
@@ -205,37 +204,6 @@ class _Step(TorchDispatchMode):
         self._between.clear()
 
 
-class _CpuAttention(TorchFunctionMode):
-    """Attention by the kernel that a CPU takes: on `meta` torch never takes the fused one."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func is F.scaled_dot_product_attention:
-            func = _cpu_attention
-        return func(*args, **(kwargs or {}))
-
-
-def _cpu_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    learned = attn_mask is not None and attn_mask.requires_grad
-    if dropout_p or learned or enable_gqa or q.ndim != 4 or q.shape[-1] != v.shape[-1]:
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-    mask = None if attn_mask is None else attn_mask.to(q.dtype)  # a boolean mask becomes additive
-    return FUSED_ATTENTION(q, k, v, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
-
-
-FUSED_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 SOFTMAX = (torch.ops.aten._softmax, torch.ops.aten._safe_softmax)
 
 

@@ -18,6 +18,7 @@ from rich.text import Text
 from vision.config import ConfigError
 from vision.data.preprocess import NAMES
 from vision.data.sources.subsets import imbalance
+from vision.files import sync_file, sync_folder
 from vision.terminal import plain
 from vision.training.configs import TrainConfig
 from vision.training.run.run_folder import writing
@@ -74,6 +75,7 @@ class Reporter:
         self.wandb_run = _start_wandb(job.config, job.run.folder, job.state.wandb_id)
         with writing(job.run.metrics):
             self.file = job.run.metrics.open("a", encoding="utf-8")
+            sync_folder(job.run.folder)
         self.metrics = job.run.metrics
 
     def start(self, job: "TrainingJob") -> None:
@@ -139,6 +141,9 @@ class Reporter:
         metric = job.config.checkpoint.best
         best = "never evaluated" if job.state.best is None else f"{job.state.best:.4f}"
         self.say(f"\nFinished. Best {metric}: {best}. The run is in {folder}.")
+        if skipped := job.run.unreadable():
+            images = f"{skipped:,} image{'' if skipped == 1 else 's'}"
+            self.warn(f"{images} could not be read and left out; see {folder}/skipped-*.jsonl.")
         commands = {
             f"python eval.py checkpoint={folder}": "evaluate its best checkpoint",
             f"vision predict checkpoint={folder} images=photos/": "classify your own images",
@@ -159,6 +164,7 @@ class Reporter:
             if self.metrics is not None:
                 with writing(self.metrics):  # tries once more what a full disk did not take
                     self.file.close()
+                    sync_file(self.metrics)
         finally:
             self.metrics = None
             if self.wandb_run is not None:
@@ -207,6 +213,7 @@ def _summary(job: "TrainingJob") -> dict[str, str]:
         "learning rate": f"{schedule.peak:g}{scaling}, {config.optimizer.name}{rest}",
         "length": f"{schedule.total:,} steps of {schedule.steps_per_epoch:,} per epoch",
         "precision": f"{config.precision} on {world.device.type}",
+        "memory": job.start.memory.line(job.micro_batch),
         "run": f"{job.run.folder}" + (f", from step {job.state.step}" if job.state.step else ""),
     }
 
@@ -215,6 +222,8 @@ def _warnings(job: "TrainingJob") -> Iterator[str]:
     """What is likely to be a mistake in the settings or the data."""
     if job.config.precision == "fp16" and job.world.device.type == "cpu":
         yield "precision=fp16 on a CPU is slow and less exact than bf16 or fp32."
+    if tight := job.start.memory.warning(job.micro_batch):
+        yield tight
     if unequal := imbalance(job.data.train.labels, job.data.train.classes):
         yield unequal
     for name in NAMES:

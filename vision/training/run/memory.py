@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from vision.config import UserError
+from vision.training.run.step_memory import StepMemory
 from vision.training.step import forward_backward
 from vision.training.tasks.task import Task
 
@@ -37,11 +38,13 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
-def largest_that_fits(share: int, at_most: int, task: Task[Any]) -> int:
-    """The largest equal part of a device's share, up to `at_most`, that a step has memory for."""
+def largest_that_fits(memory: StepMemory, at_most: int, task: Task[Any]) -> int:
+    """The largest equal part of a device's share, up to `at_most`, that a step has memory for: by
+    estimate, then by trial, since a CPU without memory ends the process instead of refusing.
+    """
     device = task.world.device
-    for size in range(min(share, at_most), 0, -1):
-        if share % size == 0 and _fits(task, size):
+    for size in memory.sizes_that_fit(at_most) or [1]:
+        if _fits(task, size):
             return size
         if device.type == "cuda":
             torch.cuda.empty_cache()

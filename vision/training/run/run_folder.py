@@ -1,4 +1,4 @@
-"""The folder of a run: its name, its files, its lock, and whether to resume it.
+"""The folder of a run: its name, its files, and whether to resume it.
 
 outputs/<name>/
     config.json    the settings of the run
@@ -12,25 +12,26 @@ outputs/<name>/
     skipped-0.jsonl  images that process 0 could not read, if there were any
     .lock          lock of the process that trains this run
     checkpoints/   step_….safetensors and best.safetensors
+
+Whether there is a run to resume, and from where, the checkpoints decide. Without `status.json` or
+`config.json` a run is resumed all the same, and both are written again.
 """
 
-import errno
 import hashlib
 import json
 import os
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from vision.checkpoints.errors import CheckpointError
+from vision.checkpoints.native.checkpoint_folder import latest
+from vision.checkpoints.native.header import read_record
 from vision.config import ConfigError, UserError
-from vision.files import write_text
+from vision.files import make_folder, sync_file, write_text
 from vision.training.configs import TrainConfig
-
-if TYPE_CHECKING:
-    from vision.training.run.distributed import World
 
 FREE = (
     "name",
@@ -57,17 +58,25 @@ LOWER_IS_BETTER = ("loss", "loss_flipped")
 PREEMPTED = 75
 """Exit code of a run that was stopped and can be resumed (EX_TEMPFAIL): schedulers requeue it."""
 
-_NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
+
+REWRITTEN = "Remove this one file and start again: it is written anew from the newest checkpoint."
+"""Remedy for a damaged file of a run that is not needed to resume it."""
+
+STATUSES = ("running", "finished", "pruned", "preempted", "failed")
 
 
-def read_json(file: Path) -> Mapping[str, Any]:
-    """The content of a JSON file; empty if it does not exist."""
+def read_json(file: Path, remedy: str) -> Mapping[str, Any]:
+    """The content of a JSON file; empty if it does not exist. An error ends with the remedy."""
     try:
-        values: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except ValueError as error:
-        raise ConfigError(f"{file} is damaged: {error}. Remove it or the whole run.") from error
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror or error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is damaged: {error}. {remedy}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file} is damaged: expected a mapping, found {values!s:.50}. {remedy}")
     return values
 
 
@@ -110,8 +119,10 @@ class Run:
         return self.folder / "metrics.jsonl"
 
     def read(self, name: str) -> Mapping[str, Any]:
-        """The content of a JSON file of the run; empty if it does not exist."""
-        return read_json(self.folder / name)
+        """The content of a JSON file of the run, which is written again if it does not exist; empty
+        then.
+        """
+        return read_json(self.folder / name, REWRITTEN)
 
     def write(self, name: str, values: Mapping[str, Any]) -> None:
         """Replace a JSON file of the run."""
@@ -120,16 +131,22 @@ class Run:
     def _write(self, name: str, text: str) -> None:
         file = self.folder / name
         with writing(file):
-            file.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(file.parent)
             write_text(file, text)
 
     def store_unreadable(self, rank: int, reasons: Mapping[str, str]) -> None:
-        """List the images that a process could not read, with the reasons."""
-        lines = [
-            json.dumps({"image": n, "reason": reason}) for n, reason in sorted(reasons.items())
-        ]
-        if lines:
-            self._write(f"skipped-{rank}.jsonl", "".join(f"{line}\n" for line in lines))
+        """Add the images that a process could not read, with the reasons, to those that it could
+        not read before the run was resumed.
+        """
+        name = f"skipped-{rank}.jsonl"
+        before = _lines(self.folder / name)
+        lines = {json.dumps({"image": n, "reason": reason}) for n, reason in reasons.items()}
+        if not lines <= before:
+            self._write(name, "".join(f"{line}\n" for line in sorted(lines | before)))
+
+    def unreadable(self) -> int:
+        """Number of images that the processes could not read, since the start of the run."""
+        return len(set[str]().union(*map(_lines, self.folder.glob("skipped-*.jsonl"))))
 
     def mark_latest(self) -> None:
         """Point the link `latest` beside the run's folder to it."""
@@ -142,8 +159,14 @@ class Run:
             fresh.replace(link)
 
     def status(self) -> Mapping[str, Any]:
-        """The status of the run; empty if it never started."""
-        return self.read("status.json")
+        """The status of the run; empty if it never started, or where the file is missing."""
+        status = self.read("status.json")
+        if status and status.get("status") not in STATUSES:
+            raise ConfigError(
+                f"{self.folder / 'status.json'} is damaged: status is {status.get('status')!s:.50},"
+                f" expected one of {', '.join(STATUSES)}. {REWRITTEN}"
+            )
+        return status
 
     def decision(self, config: TrainConfig) -> Literal["new", "resume", "finished"]:
         """What to do with these settings in this folder; refused if they are not the run's own.
@@ -151,125 +174,90 @@ class Run:
         Only the holder of the run's lock can rely on the answer.
         """
         status = self.status()
-        if not status:
+        if not status and not self.metrics.exists() and not latest(self.checkpoints):
             return "new"
         if config.on_existing == "refuse":
             raise ConfigError(
                 f"the run {self.folder} exists. Choose another name, or on_existing=resume."
             )
-        differences = changes(self.stored_settings(), config.model_dump(mode="json"))
+        stored = self.stored_settings()
+        differences = changes(stored, config.model_dump(mode="json")) if stored else []
         if differences and not config.allow_changes:
             raise ConfigError(
                 f"the run {self.folder} was started with other settings:\n"
                 + "\n".join(f"  {line}" for line in differences)
                 + "\nChoose another name, or allow_changes=true to resume with the new settings."
             )
-        if status["status"] == "pruned" and config.prune is None:
+        if status.get("status") == "pruned" and config.prune is None:
             return "resume"  # to its end, without the search that stopped it
-        return "finished" if status["status"] in ("finished", "pruned") else "resume"
-
-    def refuse_if_locked(self) -> None:
-        """Refuse a run that another process trains at this moment.
-
-        Not for the process that holds the lock: closing a file gives up all its locks.
-        """
-        descriptor = _lock(self.folder) if (self.folder / ".lock").exists() else None
-        if descriptor is not None:
-            os.close(descriptor)
+        return "finished" if status.get("status") in ("finished", "pruned") else "resume"
 
     def stored_settings(self) -> Mapping[str, Any]:
-        """The settings that the run was started with."""
-        return self.read("config.json")
+        """The settings that the run was started with, or those of its newest checkpoint where that
+        file is missing; empty if both are.
+        """
+        return self.read("config.json") or self.newest_record().get("config", {})
+
+    def restore_files(self, config: TrainConfig) -> list[str]:
+        """Write the missing `config.json` of a run that is resumed with a config, and return a line
+        on each file that was missing.
+        """
+        missing = [n for n in ("config.json", "status.json") if not (self.folder / n).exists()]
+        if "config.json" in missing:
+            self.write("config.json", self.stored_settings() or config.model_dump(mode="json"))
+        return [f"{self.folder / name} was missing; it is written again." for name in missing]
+
+    def newest_record(self) -> Mapping[str, Any]:
+        """The record of the newest readable checkpoint; empty if there is none."""
+        for path in latest(self.checkpoints):
+            with suppress(CheckpointError):  # resuming warns about it, and takes the one before
+                return read_record(path)
+        return {}
+
+    def events(self) -> list[dict[str, Any]]:
+        """The lines of `metrics.jsonl`, except a last one that is not complete."""
+        return [event for _, event in self._events()]
+
+    def sync_metrics(self) -> None:
+        """Force all numbers so far to the disk."""
+        with writing(self.metrics):
+            sync_file(self.metrics)
 
     def cut_metrics(self, step: int, evaluated: int) -> None:
         """Remove the numbers of steps after `step`, and of evaluations after the step `evaluated`:
         they are about to be repeated.
         """
+        if self.metrics.exists():
+            last = {"train": step}
+            kept = [
+                line
+                for line, event in self._events(step)
+                if event["step"] <= last.get(event["split"], evaluated)
+            ]
+            self._write(self.metrics.name, "".join(f"{line}\n" for line in kept))
+
+    def _events(self, step: int | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Lines of `metrics.jsonl` with their content. A damaged line is an error if one of
+        a step up to `step` follows, or any other one if `step` is None: a process that is killed
+        leaves half a line at the end, and a power failure more than that after the last checkpoint.
+        """
         if not self.metrics.exists():
             return
-        lines = self.metrics.read_text(encoding="utf-8").splitlines()
-        complete = [line for line in lines if line.endswith("}")]  # a killed process may cut one
-        last = {"train": step}
-        kept = [
-            line
-            for line, event in zip(complete, map(json.loads, complete), strict=True)
-            if event["step"] <= last.get(event["split"], evaluated)
-        ]
-        self._write(self.metrics.name, "".join(f"{line}\n" for line in kept))
-
-
-@contextmanager
-def run_lock(run: Run, world: "World") -> Iterator[str]:
-    """Within, nobody else trains this run. All processes must call this together.
-
-    The main process holds the lock for all of them. The system releases it when that process ends,
-    however it ends, so neither a killed run nor an elastic restart has to wait. A finished run
-    never changes and is not locked: its folder may be read-only. Yields a warning where the file
-    system does not support locks.
-    """
-    descriptor, refusal, warning = None, "", ""
-    if world.main and run.status().get("status") != "finished":
-        try:
-            descriptor = _lock(run.folder)
-        except ConfigError as error:
-            refusal = str(error)
-        if descriptor is None:
-            warning = (
-                f"{run.folder} cannot be locked here: nothing prevents a second start of this run "
-                "at the same time."
-            )
-    if refusal := world.from_main(refusal):
-        raise ConfigError(refusal)
-    try:
-        yield warning
-    finally:
-        if descriptor is not None:
-            _unlock(descriptor, run.folder)
-
-
-def _lock(folder: Path) -> int | None:
-    """Take the lock and write its holder into the file; None where locks are not supported.
-
-    With `lockf`, not `flock`: the workers that a loader forks would inherit the latter, and keep it
-    for some seconds after their parent was killed.
-    """
-    import fcntl  # not on Windows
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(f"output: the run's folder {folder} cannot be used: {reason}.") from error
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        holder = os.pread(descriptor, 1000, 0).decode(errors="replace") or "another process"
-        os.close(descriptor)
-        if isinstance(error, BlockingIOError | PermissionError):  # EAGAIN, EACCES
-            raise ConfigError(
-                f"the run {folder} is being trained at this moment, by {holder}. Wait for it, stop "
-                "it, or choose another name."
-            ) from error
-        if error.errno in _NO_LOCKS:
-            return None
-        raise
-    if not os.fstat(descriptor).st_nlink:  # its last holder has just removed it
-        os.close(descriptor)
-        return _lock(folder)
-    with suppress(OSError):  # on a full disk the lock holds without the name of its holder
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-    return descriptor
-
-
-def _unlock(descriptor: int, folder: Path) -> None:
-    """Release the lock. A run that failed before it started leaves no folder behind."""
-    if not (folder / "status.json").exists():
-        with suppress(OSError):  # there is more in the folder
-            (folder / ".lock").unlink()
-            folder.rmdir()
-    os.close(descriptor)
+        damage = ""
+        text = self.metrics.read_text(encoding="utf-8", errors="replace")
+        for number, line in enumerate(text.splitlines(), 1):
+            try:
+                event = json.loads(line)
+                here, _ = event["step"], event["split"]
+            except (ValueError, LookupError, TypeError, RecursionError) as error:
+                damage = damage or f"line {number} is damaged ({error!s:.100})"
+                continue
+            if damage and (step is None or here <= step):
+                raise ConfigError(
+                    f"{self.metrics}, {damage}. Repair the line, or remove it: its numbers are "
+                    "missing then, and nothing else changes."
+                )
+            yield line, event
 
 
 def find_run(config: TrainConfig, label: str) -> Run:
@@ -317,6 +305,12 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[f"{prefix}{key}"] = value
     return found
+
+
+def _lines(file: Path) -> set[str]:
+    """The lines of a text file; none if it does not exist."""
+    text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+    return set(text.splitlines())
 
 
 def _shown(settings: Mapping[str, Any], key: str) -> str:

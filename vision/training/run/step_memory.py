@@ -1,0 +1,232 @@
+"""Memory of a run, estimated before it is taken.
+
+The steps of the run are taken on `meta`, where tensors have shapes but no contents: the model is
+built, parameters are frozen, the optimiser updates them, a batch goes forward and back. What is
+alive at each moment is counted (`vision/models/cost/live_memory.py`), so every optimiser, EMA,
+LoRA and precision has its own figure. The peak is the larger one of the backward pass and the
+update. Not counted: the interpreter and its libraries, the data loader, and the workspace of
+kernels.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vision.config import ConfigError
+from vision.data.preprocess import Preprocess
+from vision.data.sources.source import Source
+from vision.models.build import build_model
+from vision.models.configs import ModelConfig, TimmConfig
+from vision.models.cost.as_on import AsOn
+from vision.models.cost.count import format_bytes
+from vision.models.cost.live_memory import LiveMemory
+from vision.models.layers import Classifier, Grid
+from vision.training.configs import TrainConfig, TuneAllConfig, TuneHeadConfig
+from vision.training.optim import build_optimizer
+from vision.training.run.distributed import World
+from vision.training.run.machine_memory import device_memory
+from vision.training.state import start_average
+from vision.training.tune import freeze
+
+REFUSED, WARNED = 1.5, 0.9
+"""Parts of a device's memory above which a run is refused or warned about. The estimate may be too
+high, and systems swap and compress."""
+_GIVEN_UP = 8
+"""Part of a device's memory at which an estimate ends."""
+_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class StepMemory:
+    """Memory of the steps of a run on one device, in bytes, by images in one forward pass."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: ModelConfig,
+        image_size: Grid,
+        channels: int,
+        classes: int,
+        world: World,
+    ) -> None:
+        self.config, self.image_size, self.channels, self.world = (
+            config,
+            image_size,
+            channels,
+            world,
+        )
+        self.available = device_memory(world.device)
+        """Memory of the device; None where that, or what the run needs, is unknown."""
+        self.share = max(1, config.batch_size // world.size)
+        """Images of a step on one device."""
+        self._live = LiveMemory(_GIVEN_UP * self.available if self.available else math.inf)
+        self._peaks: dict[int, float] = {}
+        self._model_config = model
+        self._update = self._counted(
+            lambda: self._peak_of_update(
+                build_model(model, image_size, channels=channels, classes=classes, device="meta")
+            )
+        )
+
+    def peak(self, images: int) -> float:
+        """The larger peak of a backward pass and an update; infinite if it is far above what the
+        device has.
+        """
+        if images not in self._peaks and self._update < math.inf:
+            backward = self._counted(lambda: self._peak_of_backward(images))
+            self._peaks[images] = max(self._update, backward)
+        return self._peaks.get(images, math.inf)
+
+    def sizes_that_fit(self, at_most: int) -> list[int]:
+        """Equal parts of a device's share, up to `at_most` images, with enough memory, the largest
+        first.
+        """
+        sizes = [n for n in range(1, min(at_most, self.share) + 1) if self.share % n == 0]
+        if self.available is not None:
+            sizes = sizes[: bisect_right(sizes, WARNED * self.available, key=self.peak)]
+        return sizes[::-1]
+
+    def check(self) -> None:
+        """Refuse a run that needs far more memory than the device has."""
+        limit = self.config.max_batch_per_device
+        images = 1 if limit == "auto" else min(self.share, limit or self.share)
+        if self.available is not None and self.peak(images) > REFUSED * self.available:
+            raise ConfigError(f"{self._figure(images)}. {self._remedy(images)}")
+
+    def warning(self, images: int) -> str:
+        """A sentence on a run that may not fit; empty for one that does."""
+        if self.available is None or self.peak(images) <= WARNED * self.available:
+            return ""
+        return f"{self._figure(images)}, and may not fit. {self._remedy(images)}"
+
+    def line(self, images: int) -> str:
+        """The figure for a summary."""
+        if self.available is None:
+            return "unknown"
+        peak = format_bytes(int(self.peak(images)))
+        return f"about {peak} in a step, of {format_bytes(self.available)}"
+
+    def _figure(self, images: int) -> str:
+        assert self.available is not None
+        peak, counted = self.peak(images), f"{images} image{'' if images == 1 else 's'}"
+        needed = f"more than {format_bytes(_GIVEN_UP * self.available)}"
+        if peak < math.inf:
+            needed = f"about {format_bytes(int(peak))}"
+        return (
+            f"memory: the run needs {needed} at {counted} per device, which has "
+            f"{format_bytes(self.available)} ({self.world.device.type})"
+        )
+
+    def _remedy(self, images: int) -> str:
+        height, width = self.image_size
+        smaller = f"images smaller than {height} × {width} (data.image_size)"
+        if images > 1 and (fitting := self.sizes_that_fit(images - 1)):
+            return (
+                f"Try max_batch_per_device={fitting[0]}: the batch stays the same, gradients are "
+                f"accumulated; or {smaller}."
+            )
+        return (
+            f"Try {smaller}, a smaller model, model.checkpoint_activations=true, precision=bf16, "
+            f"or parallel=fsdp on several devices{': a single image is too much' * (images > 1)}."
+        )
+
+    def _counted(self, peak: Callable[[], float]) -> float:
+        """A peak, computed while memory is counted."""
+        with torch.inference_mode(False), torch.enable_grad(), self._live:
+            try:
+                return peak()
+            except MemoryError:
+                return math.inf
+            except (ArithmeticError, AttributeError, RuntimeError, TypeError, ValueError):
+                if not isinstance(self._model_config, TimmConfig):
+                    raise
+                self.available = None  # some models of timm look at contents
+                return 0.0
+
+    def _peak_of_update(self, model: Classifier) -> float:
+        """Peak of an update. Afterwards everything is there that lasts from step to step."""
+        config, live = self.config, self._live
+        self._model = model.train()
+        if getattr(self._model_config, "checkpoint_activations", False):
+            lists = (part for part in model.modules() if isinstance(part, nn.ModuleList))
+            for block in (block for blocks in lists for block in blocks):
+                block.forward = self._recomputed(block.forward)
+        if not isinstance(config.tune, TuneAllConfig):
+            freeze(self._model, config.tune, config.seed)
+        self._trained = [p for p in self._model.parameters() if p.requires_grad]
+        self._lasting: list[object] = []
+        if config.ema is not None:
+            self._lasting.append(start_average(self._model))
+        if self.world.size > 1 and config.parallel == "ddp":
+            self._lasting.append(self._gradients())  # the buckets that processes exchange
+        self._optimizer = build_optimizer(
+            self._model, config.optimizer, bfloat16=config.precision == "bf16"
+        )
+        self._accumulate()
+        try:
+            self._optimizer.step()
+        except (ArithmeticError, AttributeError, RuntimeError, TypeError, ValueError):
+            # One that looks at contents, which `meta` does not have. Most have two moments.
+            self._lasting += [self._gradients(), self._gradients()]
+        peak, with_gradients = live.peak, live.now
+        self._optimizer.zero_grad(set_to_none=True)
+        return peak - self._elsewhere(with_gradients)
+
+    def _peak_of_backward(self, images: int) -> float:
+        """Peak of a forward and a backward pass; of the former alone where features are cached."""
+        config, live = self.config, self._live
+        cached = isinstance(config.tune, TuneHeadConfig) and config.tune.cache
+        if images < self.share and not cached:
+            self._accumulate()
+        lasting = live.now
+        live.start_peak()
+        try:
+            with torch.device("meta"), self._as_on():
+                batch = torch.zeros(images, self.channels, *self.image_size)
+                with torch.set_grad_enabled(not cached):
+                    logits = self._model(batch)
+                if not cached:
+                    targets = torch.zeros_like(logits, dtype=torch.float32)
+                    F.cross_entropy(logits.float(), targets).backward()
+        finally:
+            self._optimizer.zero_grad(set_to_none=True)
+        return live.peak - self._elsewhere(lasting)
+
+    def _as_on(self) -> AsOn:
+        return AsOn(self.world.device.type, _DTYPES[self.config.precision])
+
+    def _recomputed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """The function of a block that is also called in the backward pass, where no mode is."""
+
+        def run(*args: Any) -> Any:
+            with self._as_on():
+                return forward(*args)
+
+        return run
+
+    def _gradients(self) -> list[Tensor]:
+        return [torch.empty_like(parameter) for parameter in self._trained]
+
+    def _accumulate(self) -> None:
+        """Have gradients, as after an earlier part of a step."""
+        for parameter, gradient in zip(self._trained, self._gradients(), strict=True):
+            parameter.grad = gradient
+
+    def _elsewhere(self, lasting: int) -> float:
+        """The part of weights, states and gradients that FSDP leaves to other processes."""
+        sharded = self.config.parallel == "fsdp" and self.world.size > 1
+        return lasting * (1 - 1 / self.world.size) if sharded else 0.0
+
+
+def checked_memory(
+    config: TrainConfig, model: ModelConfig, preprocess: Preprocess, train: Source, world: World
+) -> StepMemory:
+    """The memory of a run with this model, refused if the device has far less."""
+    size, channels, classes = preprocess.image_size, train.channels, len(train.classes)
+    memory = StepMemory(config, model, size, channels, classes, world)
+    memory.check()
+    return memory
