@@ -158,9 +158,13 @@ class SlurmCluster:
 
     def call(self, *command: str) -> str:
         """Output of a program of Slurm."""
-        answer = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=60
-        )
+        for _ in range(5):
+            answer = subprocess.run(
+                command, env=self.environment, capture_output=True, text=True, timeout=60
+            )
+            if answer.returncode != -signal.SIGPIPE:  # the controller dropped the connection
+                break
+            time.sleep(1)
         assert answer.returncode == 0, f"{' '.join(command)}: {answer.stderr}"
         return answer.stdout.strip()
 
@@ -191,7 +195,7 @@ def wait_until(true: Callable[[], object], what: str, log: Callable[[], str]) ->
     deadline = time.monotonic() + 600
     while not true():
         assert time.monotonic() < deadline, f"waited in vain until {what}:\n{log()}"
-        time.sleep(0.1)
+        time.sleep(0.3)
 
 
 @contextmanager
