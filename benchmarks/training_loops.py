@@ -180,7 +180,7 @@ def timed_training(config: TrainConfig) -> Times:
             ("forward_backward", "step"),
             ("update", "step"),
             ("_evaluate", "apart"),
-            ("_save", "apart"),
+            ("_save_if_due", "apart"),
         ):
             stack.enter_context(patch.object(loop, name, timed(getattr(loop, name), times, part)))
         code = loop.train(config, "benchmark")

@@ -334,7 +334,7 @@ def test_output_that_cannot_be_written_is_named(
 ) -> None:
     (tmp_path / "file").write_text("")
     text = refused(capsys, f"checkpoint={runs / 'a'}", f"output={tmp_path / 'file' / 'x'}")
-    assert str(tmp_path / "file") in text and "save=false" in text
+    assert f"{tmp_path / 'file'} is not a folder" in text and "output" in text
 
 
 def test_table_for_people_has_the_numbers_of_the_report(runs: Path, capsys: Capture) -> None:

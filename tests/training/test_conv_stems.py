@@ -48,7 +48,7 @@ def test_resumed_run_ends_in_the_same_bits(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "_save", _save_and_stop(loop._save))
+        patched.setattr(loop, "write_checkpoint", _save_and_stop(loop.write_checkpoint))
         with pytest.raises(KeyboardInterrupt):
             train(small_config(tmp_path, *WHITENED), "x")
     assert train(small_config(tmp_path, *WHITENED), "x") == 0
@@ -56,8 +56,8 @@ def test_resumed_run_ends_in_the_same_bits(
 
 
 def _save_and_stop(save: object) -> object:
-    def stop(job: object) -> float:
-        save(job)  # type: ignore[operator]
+    def stop(*parts: object) -> None:
+        save(*parts)  # type: ignore[operator]
         raise KeyboardInterrupt
 
     return stop

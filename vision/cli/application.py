@@ -184,12 +184,15 @@ class Application:
         except HydraException as error:
             raise ConfigError(first_line(error)) from error
         except Exception as error:
-            if job.called or isinstance(error, UserError):
+            if job.called or isinstance(error, UserError | BrokenPipeError):
                 raise
             if isinstance(error, OSError) and error.filename is not None:
                 reason = error.strerror or str(error)
                 raise ConfigError(f"output: {error.filename} cannot be used: {reason}.") from error
-            raise ConfigError(f"Hydra: {first_line(error)}") from error  # settings below hydra
+            text = f"Hydra: {first_line(error)}"
+            if self.options.multirun:  # a job in another process, or its launcher
+                raise RunFailedError(text) from error
+            raise ConfigError(text) from error  # settings below hydra
         finally:
             sys.argv = before
 

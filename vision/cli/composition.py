@@ -187,13 +187,19 @@ class Composer:
         return self.compose(expand(self.read(words)[0], all_points=False).words[0])
 
     def _refused(self, words: Sequence[str]) -> dict[str, str]:
-        """Messages on the words that cannot be used even alone, by word."""
-        known = OmegaConf.to_container(self.compose(()), resolve=False)
+        """Messages on the words that cannot be used even alone with the chosen groups, by word."""
+        overrides = self.read(words)[0]
+        chosen = [str(o.input_line) for o in overrides if self.options(o.key_or_group)]
+        try:
+            example = self._compose_example(chosen)
+        except ConfigError:
+            chosen, example = [], self.compose(())
+        known = OmegaConf.to_container(example, resolve=False)
         messages = {}
-        for override in self.read(words)[0]:
+        for override in overrides:
             word = str(override.input_line)
             try:
-                self._compose_example([word])
+                self._compose_example([*(w for w in chosen if w != word), word])
             except ConfigError as error:
                 messages[word] = f"{abridged(word.removeprefix('++'))}: {error}"
                 *parents, key = override.key_or_group.split(".")

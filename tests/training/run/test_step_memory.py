@@ -15,6 +15,7 @@ from vision.training.run import step_memory
 from vision.training.run.distributed import World
 from vision.training.run.run_folder import Run
 from vision.training.run.step_memory import StepMemory
+from vision.training.run.stop import StopRequest
 from vision.training.step import forward_backward, update
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -69,7 +70,7 @@ def test_estimate_is_what_the_allocator_gives(
     tmp_path: Path, settings: list[str], model: str, error: float
 ) -> None:
     config = small_config(tmp_path, *LARGER, *settings, model=model)
-    job = build_job(config, Run(tmp_path / "run"), ALONE, init=None)
+    job = build_job(config, Run(tmp_path / "run"), ALONE, StopRequest(), init=None)
     estimated = job.start.memory.peak(job.micro_batch)
     assert estimated == pytest.approx(measured(job), rel=error)
 
