@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent / "helpers"))
-from small_runs import last_tensors, metrics, words
+from small_runs import last_tensors, metrics, status, words
 from started_runs import start
 
 from vision.checkpoints.native.checkpoint import read_checkpoint
@@ -41,6 +41,9 @@ CHOICES: tuple[tuple[str, ...], ...] = (
     ("model.drop_path=0.0", "model.drop_path=0.2"),
 )
 MODELS = ("vit_mini", "swin_mini", "swinv2_mini")
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+ENDED = {1, PREEMPTED, 128 + signal.SIGINT, -signal.SIGKILL, *(-number for number in SIGNALS)}
+"""Exit codes of a disturbed run; a signal before or after the training ends the process itself."""
 DURATION = "duration=120steps"
 MOST_STARTS = 25
 
@@ -93,7 +96,7 @@ def soak(folder: Path, rng: random.Random, counts: Counter[str]) -> list[str]:
         counts["starts"] += 1
         if code == 0:
             return compare(whole, broken)
-        if code not in (PREEMPTED, -signal.SIGKILL, 1, 128 + signal.SIGINT):
+        if code not in ENDED:
             return [f"exit code {code} after {kind}: {problem}"]
         if "Traceback" in problem and code != -signal.SIGKILL:
             return [f"traceback after {kind}: {problem[-800:]}"]
@@ -118,7 +121,7 @@ def kill(process: Any, folder: Path, rng: random.Random) -> None:
 
 def ask(process: Any, folder: Path, rng: random.Random) -> None:
     """A request to stop, as a cluster or a user makes it."""
-    process.send_signal(rng.choice([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]))
+    process.send_signal(rng.choice(SIGNALS))
 
 
 def fill(process: Any, folder: Path, rng: random.Random) -> None:
@@ -131,7 +134,7 @@ def damage(process: Any, folder: Path, rng: random.Random) -> None:
     kill(process, folder, rng)
     process.wait()
     there = latest(folder / "run" / "checkpoints")
-    if len(there) < 2:
+    if len(there) < 2 or status(folder)["status"] == "finished":
         return
     data = bytearray(there[0].read_bytes())
     if rng.random() < 0.5:
