@@ -26,8 +26,8 @@ def main(arguments: Sequence[str] | None = None, home: Path | None = None) -> in
     A relative --config-path is below `home`, by default the working directory.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    # torch reads it at its first tensor. Without huge pages a training on a CPU spends a sixth of
-    # its time in the system, on pages of memory that it has just given back.
+    # torch reads it at its first tensor. Without huge pages, a training on a CPU spends much of its
+    # time in the system, on pages of memory that it has just given back.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:
         try:

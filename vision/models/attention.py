@@ -78,13 +78,13 @@ class ObservedAttention(nn.Module):
 
 def explicit_on_cpu(q: Tensor, bias: Tensor | None) -> bool:
     """Whether training on a CPU takes the explicit path: torch's fused CPU kernel has no gradient
-    for a bias, and in 16 bits its gradient takes 1.4 to 7 times as long (benchmarks/attention.py).
+    for a bias, and in bf16 it is the slower one by far (docs/results.md, benchmarks/attention.py).
     """
     device = q.device.type if q.device.type != "meta" else TRACED_DEVICE.get()
     if not torch.is_grad_enabled() or device != "cpu":
         return False
     learned = bias is not None and bias.requires_grad
-    return learned or (q.requires_grad and q.dtype in (torch.bfloat16, torch.float16))
+    return learned or (q.requires_grad and q.dtype == torch.bfloat16)
 
 
 def _fused(
