@@ -106,7 +106,11 @@ class Config(BaseModel):
     """Base of all configs. Frozen; unknown keys and values of another type are errors."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
     )
 
 

@@ -70,6 +70,7 @@ FORMERLY_TRACEBACKS = {
     "predict checkpoint=run images=null": "images",
     "compare runs=0": "runs",
     "train optimizer.betas.x=0.8": "optimizer.betas.x",
+    "train augment.cutmix=1e400": "augment.cutmix",
     "train seed=18446744073709551616": "seed",
     "train seed=${nothing}": "seed",
     "train model.depth=${oc.env:NO_SUCH_VARIABLE}": "model.depth",
