@@ -103,42 +103,9 @@ def _model_of_weights(words: Sequence[str]) -> list[str]:
 def _data(config: DataCommandConfig) -> int:
     if config.check:
         return _check(config)
-    import torch
+    from vision.data.tools.training_images import draw_training_images
 
-    from vision.data.batches import build_loader, training_batches
-    from vision.data.images.mixing import mix_batch
-    from vision.data.order import BatchOrder
-    from vision.data.preprocess import normalizer, resolve_preprocess, usual_values
-    from vision.data.sources.build_source import build_source, image_size
-    from vision.data.tools.contact_sheet import contact_sheet
-
-    source = build_source(config.data, "train")
-    preprocess = resolve_preprocess(
-        config.preprocess, image_size(config.data)[0], source.channels, usual_values(config.data)
-    )
-    loader = build_loader(
-        source,
-        preprocess,
-        config.data,
-        config.loader.model_copy(update={"workers": 0}),  # one batch
-        augment=config.augment,
-        seed=config.seed,
-    )
-    order = BatchOrder(
-        config.seed,
-        config.count,
-        config.data.sampling,
-        config.augment.repeats,
-        tail="pad",
-    )
-    batch = next(training_batches(loader, order))
-    images = normalizer(preprocess, torch.device("cpu"))(batch.images)
-    images, targets = mix_batch(
-        images, batch.labels, len(source.classes), config.augment, seed=config.seed, step=0
-    )
-    sheet = contact_sheet(images, targets, source.classes, preprocess)
-    config.output.parent.mkdir(parents=True, exist_ok=True)
-    sheet.save(config.output)
+    draw_training_images(config)
     print(f"{config.count} training images are in {config.output}.")
     return 0
 
