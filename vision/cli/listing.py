@@ -15,6 +15,7 @@ LISTINGS = {
     "data": "data",
     "augmentations": "augment",
     "recipes": "recipe",
+    "tasks": "task",
     "experiments": "experiment",
     "searches": "search",
 }

@@ -20,6 +20,7 @@ from vision.config import (
 )
 from vision.data.configs import AugmentConfig, DataConfig, LoaderConfig, PreprocessConfig
 from vision.models.configs import ModelChoice
+from vision.training.tasks.configs import LossConfig, Metric, TaskConfig
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -107,19 +108,6 @@ class ScheduleConfig(Config):
     """Learning rate at the end of the decay, not scaled with the batch."""
     cooldown: Duration
     """Length of further training at the last learning rate, after `duration`."""
-
-
-class LossConfig(Config):
-    """The loss of a classifier."""
-
-    kind: Literal["cross_entropy", "bce"]
-    """Cross-entropy of the softmax, or of one sigmoid per class (DeiT-III)."""
-    bce_threshold: Rate | None
-    """Threshold above which mixed targets count as 1, others as 0; null: targets as they are."""
-
-
-Metric = Literal["loss", "top1", "top5", "balanced_accuracy", "macro_f1"]
-"""A metric on validation images."""
 
 
 class CheckpointConfig(Config):
@@ -270,6 +258,7 @@ class TrainConfig(Config):
     loader: LoaderConfig
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
+    task: TaskConfig
     loss: LossConfig
     duration: Duration
     """Length of warm-up and decay together; a cool-down is added."""
@@ -323,6 +312,11 @@ class TrainConfig(Config):
             raise ValueError(
                 "flip_test: tune.cache=true stores no features of mirror images; use "
                 "flip_test=false or tune.cache=false."
+            )
+        if self.checkpoint.best not in self.task.metrics:
+            raise ValueError(
+                f"checkpoint.best = {self.checkpoint.best}, which task={self.task.kind} does not "
+                f"measure; choose one of {', '.join(self.task.metrics)}."
             )
         if self.probe_first is not None and isinstance(self.tune, TuneHeadConfig):
             raise ValueError("probe_first: a run with tune=head is a probe already; use null.")

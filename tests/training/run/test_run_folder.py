@@ -23,7 +23,7 @@ import vision.files
 from vision.cli.app import main
 from vision.config import ConfigError
 from vision.training.loop import train
-from vision.training.run.run_folder import PREEMPTED, Run
+from vision.training.run.run_folder import PREEMPTED, Run, changes, run_name
 
 SETTINGS = ["duration=8steps", "checkpoint.every=2steps", "evaluate_every=4steps"]
 
@@ -196,3 +196,11 @@ def test_files_and_folders_of_a_run_are_forced_to_the_disk(
     assert run / "metrics.jsonl" in synced[:checkpoint]
     last_status = max(n for n, path in enumerate(synced) if path.name.startswith(".status"))
     assert run in synced[last_status:]
+
+
+def test_run_of_a_version_without_a_setting_keeps_its_name_and_is_resumed(tmp_path: Path) -> None:
+    settings = small_config(tmp_path).model_dump(mode="json")
+    older = {name: value for name, value in settings.items() if name != "task"}
+    assert run_name(older, "x") == run_name(settings, "x")
+    assert changes(older, settings) == []
+    assert changes(older, settings | {"task": {"kind": "other"}}) != []

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 from vision.config import ConfigError
 from vision.data.images.mixing import Mix, soft_targets
-from vision.training.configs import LossConfig
 from vision.training.tasks.classification import check_loss, training_loss
+from vision.training.tasks.configs import LossConfig
 
 CROSS_ENTROPY = LossConfig(kind="cross_entropy", bce_threshold=None)
 BCE = LossConfig(kind="bce", bce_threshold=None)

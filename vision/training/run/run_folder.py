@@ -53,6 +53,11 @@ FREE = (
 )
 """Settings that may differ when a run is resumed: they do not change what is learned."""
 
+BEFORE = {
+    "task.kind": "classify",
+}
+"""Settings that runs of earlier versions do not have, with the value that those runs acted by."""
+
 LOWER_IS_BETTER = ("loss", "loss_flipped")
 
 PREEMPTED = 75
@@ -270,7 +275,7 @@ def find_run(config: TrainConfig, label: str) -> Run:
 
 def run_name(settings: Mapping[str, Any], label: str) -> str:
     """`label` and six digits of a digest of all settings that change what is learned."""
-    fixed = {k: v for k, v in flat(settings).items() if not is_free(k)}
+    fixed = {k: v for k, v in flat(settings).items() if not is_free(k) and v != BEFORE.get(k, ...)}
     digest = hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
     return f"{label}-{digest[:6]}"
 
@@ -282,7 +287,7 @@ def is_free(key: str) -> bool:
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Settings that differ and change what is learned, one line each."""
-    before, after = flat(old), flat(new)
+    before, after = BEFORE | flat(old), BEFORE | flat(new)
     keys = sorted(k for k in before.keys() | after.keys() if not is_free(k))
     return [
         f"{key}: {_shown(before, key)} → {_shown(after, key)}"

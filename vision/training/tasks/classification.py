@@ -15,7 +15,7 @@ from vision.data.preprocess import normalizer
 from vision.data.tools.contact_sheet import contact_sheet
 from vision.evaluation.evaluate import evaluate, evaluation_mode
 from vision.models.build import autocast
-from vision.training.configs import LossConfig
+from vision.training.tasks.configs import LossConfig
 from vision.training.tasks.task import Task
 
 TRAINING, VALIDATION = 32, 16

@@ -1,7 +1,7 @@
 """What training minimises: the only part of a run that knows what a batch means.
 
-A new task is one file with a subclass of `Task`, and a line in `select_task`; loop, step and
-checkpoints do not change.
+A new task is one file with a subclass of `Task`, its settings in `configs.py` and a case of
+`select_task`; loop, step and checkpoints do not change.
 """
 
 from abc import ABC, abstractmethod
@@ -24,6 +24,7 @@ from vision.training.run.distributed import World
 from vision.training.run.log import Reporter
 from vision.training.run.run_folder import Run
 from vision.training.run.stop import StopRequest
+from vision.training.tasks.configs import ClassifyConfig
 
 
 class Samples(Protocol):
@@ -160,11 +161,16 @@ def select_task(
     world: World,
     stop: StopRequest,
 ) -> Task[Any]:
-    """A probe on cached features where `tune` says so, else classification of images."""
-    if isinstance(config.tune, TuneHeadConfig) and config.tune.cache:
-        from vision.training.tasks.probe import Probe
+    """The task that the settings name; classification is a probe on cached features where `tune`
+    says so.
+    """
+    parts = (config, data, model, run, world, stop)
+    match config.task:
+        case ClassifyConfig() if isinstance(config.tune, TuneHeadConfig) and config.tune.cache:
+            from vision.training.tasks.probe import Probe
 
-        return Probe(config, data, model, run, world, stop)
-    from vision.training.tasks.classification import Classification
+            return Probe(*parts)
+        case ClassifyConfig():
+            from vision.training.tasks.classification import Classification
 
-    return Classification(config, data, model, run, world, stop)
+            return Classification(*parts)
