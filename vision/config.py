@@ -47,10 +47,9 @@ _LONGEST_NAME, _LONGEST_PATH = 255, 4095
 def _check_names(path: P) -> P:
     """Refuse a path that no file can have; looking for it would be an error of the system."""
     text = str(path).encode("utf-8", "surrogatepass")
-    longest = max(text.split(b"/"), key=len)
-    if len(longest) > _LONGEST_NAME:
-        name = abridged(longest.decode("utf-8", "replace"), 60)
-        raise ValueError(f"the file name '{name}' has more than {_LONGEST_NAME} bytes.")
+    if any(len(part) > _LONGEST_NAME for part in text.split(b"/")):
+        name = abridged(str(path), 60)
+        raise ValueError(f"a part of the path '{name}' has more than {_LONGEST_NAME} bytes.")
     if len(text) > _LONGEST_PATH or b"\0" in text:
         raise ValueError(f"the path '{abridged(str(path), 60)}' is too long, or has a null byte.")
     return path

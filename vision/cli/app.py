@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,6 +18,7 @@ from vision.cli.listing import listing, overview
 from vision.config import ConfigError, UserError, suggest
 from vision.sweeps.outcome import RunPreemptedError
 from vision.training.run.run_folder import PREEMPTED
+from vision.training.run.stop import Stopped, say_stopped, stopped_at_once
 
 
 def main(arguments: Sequence[str] | None = None, home: Path | None = None) -> int:
@@ -42,6 +44,9 @@ def main(arguments: Sequence[str] | None = None, home: Path | None = None) -> in
         sys.stdout = None  # or Python would try to flush it at exit
         return 0
     except RunPreemptedError:
+        return PREEMPTED
+    except Stopped as request:  # while the settings of a training were composed
+        say_stopped(str(request))
         return PREEMPTED
     except (UserError, OSError) as error:
         text = _message(error)
@@ -79,11 +84,12 @@ def _dispatch(words: list[str], home: Path) -> None:
     elif name == "list":
         print(listing(rest))
     elif name in COMMANDS:
-        with uncollected():
-            from vision.cli.application import Application, read_options
+        with stopped_at_once() if name == "train" else nullcontext():
+            with uncollected():
+                from vision.cli.application import Application, read_options
 
-        options, overrides = read_options(rest, home)
-        Application(name, options).run(overrides)
+            options, overrides = read_options(rest, home)
+            Application(name, options).run(overrides)
     else:
         raise ConfigError(f"unknown command '{name}'. {suggest(name, [*COMMANDS, 'list'])}")
 

@@ -33,6 +33,7 @@ from vision.sweeps.cluster import IN_CLUSTER, cluster_job
 from vision.sweeps.outcome import Objective, RunFailedError, RunPreemptedError, read_outcome
 from vision.training.configs import TrainConfig
 from vision.training.run.run_folder import PREEMPTED, Run
+from vision.training.run.stop import Stopped, say_stopped, stopped_at_once
 
 _SWITCH: dict[str, Any] = {"action": "store_true"}
 _VALUE: dict[str, Any] = {}
@@ -261,12 +262,13 @@ class Job:
             raise
         except Exception as error:
             if own.mode != RunMode.MULTIRUN:
-                if trains:
-                    _remove_unless_started(folder, own.output_subdir or ".hydra")
                 raise
             kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
             label = own.sweep.subdir if trains else " ".join(own.overrides.task)
             raise RunFailedError(f"{label}: {kind}{error}") from error
+        finally:
+            if trains and own.mode != RunMode.MULTIRUN:
+                _remove_unless_started(folder, own.output_subdir or ".hydra")
 
     def _run(self, settings: DictConfig, folder: Path, chosen: Choices) -> Objective | None:
         command = COMMANDS[self.command]
@@ -276,7 +278,12 @@ class Job:
                 folder = folder.relative_to(Path.cwd())
             place = {"output": str(folder.parent), "name": folder.name}
             config = config.model_copy(update=place)
-        code = command.run(config)
+        try:
+            with stopped_at_once() if isinstance(config, TrainConfig) else nullcontext():
+                code = command.run(config)
+        except Stopped as request:  # while torch was imported
+            say_stopped(str(request))
+            code = PREEMPTED
         if code == PREEMPTED:
             raise RunPreemptedError("stopped and saved; the same command resumes")
         if code:
@@ -287,7 +294,7 @@ class Job:
 
 
 def _remove_unless_started(folder: Path, settings: str) -> None:
-    """A run that failed before it started leaves no folder behind."""
+    """A run that failed or was stopped before it started leaves no folder behind."""
     if not any((folder / name).exists() for name in ("status.json", ".lock")):
         shutil.rmtree(folder / settings, ignore_errors=True)
         with suppress(OSError):  # there is more in the folder

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import Any
 
 from vision.checkpoints.native.checkpoint import open_latest, write_checkpoint
@@ -30,7 +30,7 @@ from vision.training.run.run_folder import (
     better,
     find_run,
 )
-from vision.training.run.stop import Stopped, StopRequest, stop_requests
+from vision.training.run.stop import Stopped, StopRequest, say_stopped, stop_requests
 from vision.training.schedule import lr_at
 from vision.training.state import averaged, gather, restore
 from vision.training.step import NonFiniteError, explain_nonfinite, forward_backward, update
@@ -42,15 +42,13 @@ def train(config: TrainConfig, label: str) -> int:
 
     `label` names the model and the data in the name of a run that has none of its own.
     """
-    with stop_requests() as stop, world(config.device) as processes:
-        reporter = Reporter(processes.main)
+    with stop_requests() as stop, ExitStack() as until_the_end:
         try:
-            return _train(config, label, processes, stop, reporter)
+            with stop.at_once():
+                processes = until_the_end.enter_context(world(config.device))
+            return _train(config, label, processes, stop, Reporter(processes.main))
         except Stopped:
-            reporter.say(
-                f"Stopped before the next step ({_reason(stop)}): there is nothing to save. The "
-                "same command starts or resumes the run."
-            )
+            say_stopped(_reason(stop))
             return PREEMPTED
 
 
@@ -111,9 +109,12 @@ def _resume(job: TrainingJob, reporter: Reporter) -> None:
 
 def _run(job: TrainingJob, stop: StopRequest, reporter: Reporter) -> int:
     """The loop, with a log and a status that says how the run ended."""
+    with stop.at_once():
+        if job.world.main:
+            make_folder(job.run.checkpoints)
+            reporter.open(job)
+        job.world.wait()  # wandb may take its time: all processes can be stopped meanwhile
     if job.world.main:
-        make_folder(job.run.checkpoints)
-        reporter.open(job)
         job.state.wandb_id = reporter.wandb_run.id if reporter.wandb_run is not None else None
         job.run.mark_latest()
         if job.start.report_lines:

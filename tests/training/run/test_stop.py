@@ -1,7 +1,9 @@
 """A request to stop is answered within one batch, wherever the run is, and costs nothing."""
 
 import signal
+import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from vision.checkpoints.native.checkpoint import read_checkpoint
 from vision.checkpoints.native.checkpoint_folder import BEST
 from vision.training import job
 from vision.training.loop import train
+from vision.training.run import log
 from vision.training.run.distributed import World
 from vision.training.run.run_folder import PREEMPTED
 from vision.training.run.stop import Stopped, StopRequest, stop_requests
@@ -131,6 +134,99 @@ def test_run_stopped_while_it_is_built_ends_at_once(
         assert "SIGTERM" in capsys.readouterr().out
         assert not (tmp_path / "run").exists()
     assert train(config, "x") == 0
+
+
+def test_run_stopped_while_its_tracker_starts_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = small_config(tmp_path, "duration=4steps")
+    with monkeypatch.context() as stopping:
+        stopping.setattr(log, "_start_wandb", lambda *_: signal.raise_signal(signal.SIGTERM))
+        assert train(config, "x") == PREEMPTED
+    assert "SIGTERM" in capsys.readouterr().out
+    assert not (tmp_path / "run" / "status.json").exists()
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+    assert train(config, "x") == 0
+
+
+STOPPED_AT_IMPORT = """
+import signal, sys
+wanted = sys.argv.pop(1)
+class Import:
+    def find_spec(name, *_):
+        if name == wanted:
+            signal.raise_signal(signal.SIGTERM)
+sys.meta_path.insert(0, Import)
+from vision.cli.app import main
+sys.exit(main(["train", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.parametrize("module", ["hydra", "vision.training.loop", "torch"])
+def test_run_stopped_while_modules_are_imported_ends_at_once(tmp_path: Path, module: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(STOPPED_AT_IMPORT)
+    process = start(sys.executable, str(script), module, *words(tmp_path, "duration=4steps"))
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == PREEMPTED, output
+    (line,) = output.splitlines()
+    assert "SIGTERM" in line and "nothing to save" in line
+    assert sorted(tmp_path.iterdir()) == [script]
+
+
+STUCK = """
+import ctypes, signal, threading
+from vision.training.run import stop
+stop._PATIENCE = 0.1
+def send():  # to this thread: the main one is not even interrupted
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+with stop.stop_requests() as request, request.at_once():
+    threading.Timer(0.1, send).start()
+    ctypes.CDLL(None).sleep(60)
+"""
+
+
+def test_request_ends_a_process_whose_libraries_do_not_return_to_python() -> None:
+    process = start(sys.executable, "-c", STUCK)
+    assert "SIGTERM" in process.communicate(timeout=30)[0]
+    assert process.returncode == PREEMPTED
+
+
+ALONE_AT_THE_MEETING = """
+import sys
+from vision.cli.app import main
+from vision.training.run import distributed
+real = distributed.rendezvous
+def noted(*given):
+    print("meeting", flush=True)
+    return real(*given)
+distributed.rendezvous = noted
+sys.exit(main(["train", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_run_stopped_while_it_waits_for_another_process_ends_within_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": 2}
+    for name, value in {**place, "RANK": rank, "LOCAL_RANK": rank}.items():
+        monkeypatch.setenv(name, str(value))
+    script = tmp_path / "train.py"
+    script.write_text(ALONE_AT_THE_MEETING)
+    process = start(sys.executable, str(script), *words(tmp_path, "duration=4steps"))
+    assert process.stdout is not None and process.stdout.readline() == "meeting\n"
+    time.sleep(1)
+    before = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == PREEMPTED, output
+    assert time.monotonic() - before < 15
+    assert output.count("nothing to save") == (rank == 0) and "Traceback" not in output
 
 
 def test_resumed_run_stopped_while_it_is_built_stays_as_it_was(

@@ -1,16 +1,23 @@
 """Requests to stop a run, by signals."""
 
+import os
 import signal
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
+from vision.training.run.run_folder import PREEMPTED
+
 if TYPE_CHECKING:
     from vision.training.run.distributed import World
 
 T = TypeVar("T")
+
+_PATIENCE = 3.0
+"""Seconds that a library may keep a request from being raised, where it is to be raised at once."""
 
 
 class Stopped(BaseException):
@@ -38,16 +45,19 @@ class StopRequest:
             raise KeyboardInterrupt
         self.signal = name
         if self.raising:
-            raise Stopped
+            raise Stopped(name)
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Within, a request raises `Stopped` wherever the program is: there is nothing to save."""
+        """Within, a request raises `Stopped` wherever the program is: there is nothing to save. A
+        library that does not return to Python, as in a rendezvous, is not waited for.
+        """
         self.raising = True
         try:
             if self:
                 raise Stopped
-            yield
+            with _ended_if_stuck():
+                yield
         except RuntimeError as error:
             if self:  # another process has stopped already, and closed its connection
                 raise Stopped from error
@@ -69,12 +79,68 @@ class StopRequest:
 def stop_requests() -> Iterator[StopRequest]:
     """Within, signals become a request that is handled after the step or batch at hand."""
     request = StopRequest()
-    numbers = [signal.SIGTERM, signal.SIGINT]
-    if hasattr(signal, "SIGUSR1"):  # not on Windows
-        numbers.append(signal.SIGUSR1)
+    with _handled_by(request, signal.SIGTERM, signal.SIGINT, *_USR1):
+        yield request
+
+
+@contextmanager
+def stopped_at_once() -> Iterator[None]:
+    """Within, before a training has its own `stop_requests`, SIGTERM and SIGUSR1 raise `Stopped`.
+    An interrupt from the keyboard stays what it is.
+    """
+    with _handled_by(StopRequest(raising=True), signal.SIGTERM, *_USR1):
+        yield
+
+
+def say_stopped(reason: str) -> None:
+    """Print, in the main process of a run, that it ends before the next step."""
+    if os.environ.get("RANK", "0") == "0":
+        print(
+            f"Stopped before the next step ({reason}): there is nothing to save. The same command "
+            "starts or resumes the run.",
+            flush=True,
+        )
+
+
+_USR1 = [signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []  # not on Windows
+
+
+@contextmanager
+def _handled_by(request: StopRequest, *numbers: signal.Signals) -> Iterator[None]:
     before = {number: signal.signal(number, request.handle) for number in numbers}
     try:
-        yield request
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _ended_if_stuck() -> Iterator[None]:
+    """Within, a request ends the process if Python does not get to raise it.
+
+    Handlers run between two instructions of Python in the main thread. A thread of its own hears of
+    the signal at once, through the file that the system's handler writes the number to.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    left = threading.Event()
+
+    def watch() -> None:
+        while byte := os.read(reader, 1):
+            number = signal.Signals(byte[0])
+            if number in (signal.SIGTERM, *_USR1) and not left.wait(_PATIENCE):
+                say_stopped(number.name)
+                os._exit(PREEMPTED)
+
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        left.set()
+        signal.set_wakeup_fd(before)
+        os.close(writer)
+        thread.join()
+        os.close(reader)
