@@ -100,6 +100,26 @@ def test_config_dir_adds_a_folder(option: str, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == "3\n"
 
 
+@pytest.mark.parametrize("option", ["-cd", "-cp"])
+def test_yaml_that_is_not_a_regular_file_is_refused_by_name(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_configs(Path("more"))
+    os.mkfifo("more/model/pipe.yaml")
+    assert main(["info", option, "more", "model=pipe"]) == 2
+    assert "pipe.yaml is not a regular file" in capsys.readouterr().err
+    Path("more/model/pipe.yaml").unlink()
+    Path("more/endless.yaml").symlink_to("/dev/zero")
+    assert main(["info", option, "more", "model=own"]) == 2
+    assert "endless.yaml is not a regular file" in capsys.readouterr().err
+
+
+def test_settings_may_refer_to_those_of_hydra(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["model=vit_tiny", "data=folder", "data.root=${hydra:runtime.cwd}/${hydra:job.name}"]
+    assert main(["train", *words]) == 2
+    assert f"there is no folder {Path.cwd()}/train" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["-cn", "--config-name"])
 def test_config_name_takes_another_file_with_the_same_strictness(
     option: str, capsys: pytest.CaptureFixture[str]

@@ -65,7 +65,7 @@ def test_wrong_words_are_tried_for_every_command() -> None:
     assert set(BASE) == set(COMMANDS)
 
 
-FORMERLY_TRACEBACKS = {
+FORMERLY_FAILED = {
     "predict checkpoint=run images=2024": "images",
     "predict checkpoint=run images=null": "images",
     "compare runs=0": "runs",
@@ -79,6 +79,10 @@ FORMERLY_TRACEBACKS = {
     f"predict checkpoint=run images={'x' * 300}.jpg": "images",
     f"predict checkpoint={'x' * 300} images=photo.jpg": "checkpoint",
     f"train data=folder data.root={'x' * 300}": "data.root",
+    f"visualize checkpoint=run images=photo.jpg data/x={'x' * 300}": "data/x=",
+    f"compare runs=[run] ++metric/x={'x' * 300}": "metric/x=",
+    "train data=folder data.root=${hydra:nothing}": "data.root",
+    "train data=folder data.root=x/${hydra:job.num}": "data.root",
     "data output=x.txt": "output",
     "data output=folder": "output",
     "data output=photo.jpg/x.png": "photo.jpg is not a folder",
@@ -91,8 +95,8 @@ FORMERLY_TRACEBACKS = {
 }
 
 
-@pytest.mark.parametrize("line", FORMERLY_TRACEBACKS)
-def test_ordinary_words_that_ended_in_tracebacks(
+@pytest.mark.parametrize("line", FORMERLY_FAILED)
+def test_ordinary_words_that_once_ended_in_tracebacks_or_were_not_named(
     line: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -103,7 +107,7 @@ def test_ordinary_words_that_ended_in_tracebacks(
     (tmp_path / "folder").mkdir()
     before = sorted(tmp_path.rglob("*"))
     assert main(line.split()) == 2
-    assert FORMERLY_TRACEBACKS[line] in capsys.readouterr().err
+    assert FORMERLY_FAILED[line] in capsys.readouterr().err
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from small_runs import words
-from started_runs import ROOT
+from started_runs import start
 
 TRAIN = """
 import json, multiprocessing, os, signal, sys
@@ -35,30 +35,22 @@ if __name__ == "__main__":
 SETTINGS = ["duration=20steps", "evaluate_every=2steps", "loader.prefetch=1", "loader.workers=2"]
 
 
-def train(folder: Path, victim: str, method: str) -> subprocess.CompletedProcess[str]:
-    """A run of which a process is killed in its third step; one that hangs is an error."""
+def train(folder: Path, victim: str, method: str) -> tuple[int, str]:
+    """Exit code and output of a run of which a process is killed in its third step; one that hangs
+    is an error.
+    """
     script = folder / "train.py"
     script.write_text(TRAIN)
-    command = [sys.executable, str(script), str(folder), victim]
-    command += words(folder, *SETTINGS, f"loader.start_method={method}")
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    settings = words(folder, *SETTINGS, f"loader.start_method={method}")
+    process = start(sys.executable, str(script), str(folder), victim, *settings)
     try:
-        output, _ = process.communicate(timeout=200)
+        output = process.communicate(timeout=200)[0]
     except subprocess.TimeoutExpired:
         for pid in filter(is_alive, pids(folder)):
             os.kill(pid, signal.SIGKILL)
         process.kill()
         raise
-    return subprocess.CompletedProcess(command, process.returncode, output)
+    return process.returncode, output
 
 
 def pids(folder: Path) -> list[int]:
@@ -94,10 +86,11 @@ def assert_all_end(workers: list[int]) -> None:
     ],
 )
 def test_run_with_a_dead_worker_ends_with_advice(tmp_path: Path, victim: str, method: str) -> None:
-    ended = train(tmp_path, victim, method)
-    assert ended.returncode == 1, ended.stdout
-    assert "Traceback" not in ended.stdout
-    (message,) = (line for line in ended.stdout.splitlines() if line.startswith("error: "))
+    code, output = train(tmp_path, victim, method)
+    assert time.time() - (tmp_path / "pids").stat().st_mtime < 60  # since the kill; 3 to 8 s alone
+    assert code == 1, output
+    assert "Traceback" not in output
+    (message,) = (line for line in output.splitlines() if line.startswith("error: "))
     assert "one of the 2 data workers died" in message and "loader.workers=0" in message
     assert_all_end(pids(tmp_path))
 

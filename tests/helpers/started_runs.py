@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 def start(*command: str) -> subprocess.Popen[str]:
     """A process of its own session, so that a signal to its group reaches its workers too."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         command,
         cwd=ROOT,

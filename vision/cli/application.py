@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import chdir, nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,20 @@ def read_options(words: Sequence[str], home: Path) -> tuple[argparse.Namespace, 
         folder = getattr(options, f"config_{name}")
         if folder and not Path(folder).is_dir():
             raise ConfigError(f"--config-{name}: the folder '{folder}' does not exist.")
+        if folder and (odd := _irregular_yaml(Path(folder))):
+            raise ConfigError(f"--config-{name}: {odd} is not a regular file (a FIFO or a device).")
     if options.resolve and not options.cfg:
         raise ConfigError("--resolve is for --cfg: write --cfg job --resolve.")
     return options, overrides
+
+
+def _irregular_yaml(folder: Path) -> Path | None:
+    """A YAML file that Hydra would wait for, or read without end; looked for among the first names
+    alone, since the folder may be one with data sets and runs in it.
+    """
+    names = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+    yaml = (path for path in islice(names, 10_000) if path.suffix == ".yaml")
+    return next((path for path in yaml if exists(str(path)) and not path.is_file()), None)
 
 
 class RefusedError(ConfigError):

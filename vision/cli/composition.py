@@ -5,6 +5,7 @@ let through, so that the parser, which knows all settings, can say what may have
 """
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,12 +78,26 @@ def plain(composed: DictConfig, complete: bool = True) -> tuple[dict[str, Any], 
             raise ConfigError(
                 "\n".join(f"{key}: this setting must be given: {key}=…" for key in missing)
             )
+        _check_references(OmegaConf.to_container(own, resolve=False))
         values = OmegaConf.to_container(own, resolve=True)
     except (OmegaConfBaseException, RecursionError) as error:
         raise ConfigError(first_line(error)) from error
     choices = OmegaConf.select(composed, "hydra.runtime.choices", default={})
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}, dict(choices)
+
+
+def _check_references(values: Any, key: str = "") -> None:
+    """Refuse ${hydra:…} without a value, as of a number that a job gets when it starts: Hydra would
+    put None there, and the run would be looked for under another name than it gets.
+    """
+    if isinstance(values, dict | list):
+        for name, value in values.items() if isinstance(values, dict) else enumerate(values):
+            _check_references(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(values, str):
+        for path in re.findall(r"\$\{hydra:([\w.]+)\}", values):
+            if OmegaConf.select(HydraConfig.get(), path) is None:
+                raise ConfigError(f"{key}: ${{hydra:{path}}} is unknown before the job starts.")
 
 
 def first_line(error: Exception) -> str:
@@ -111,7 +126,9 @@ class Composer:
         """The settings with these words, Hydra's own included."""
         try:
             words = [*self.hydra_words, *words]
-            return hydra_compose(self.name, words, return_hydra_config=True)
+            composed = hydra_compose(self.name, words, return_hydra_config=True)
+            HydraConfig.instance().set_config(composed)  # for references such as ${hydra:job.name}
+            return composed
         except MissingConfigException as error:
             group, _, choice = (error.missing_cfg_file or "").rpartition("/")
             if not group:

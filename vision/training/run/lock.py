@@ -110,8 +110,13 @@ def _announce(folder: Path) -> Path:
             continue
         holder = other.read_text(errors="replace") or "another process"
         own.unlink()
-        remedy = "" if ended is False else f" If that process has ended, remove the file {other}."
-        raise ConfigError(_refusal(folder, holder) + remedy)
+        if ended is False:
+            raise ConfigError(_refusal(folder, holder))
+        raise ConfigError(
+            f"the run {folder} is being trained by {holder}, or was when that process was killed: "
+            "on a file system without locks this cannot be seen from another machine. If it is not "
+            f"running any more, remove the file {other} and start again; otherwise wait for it."
+        )
     return own
 
 
