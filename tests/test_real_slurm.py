@@ -92,6 +92,12 @@ def wait_for_step(folder: Path, step: int) -> None:
     )
 
 
+def _steps(run: Path) -> int:
+    """The number of steps that a run has logged."""
+    file = run / "metrics.jsonl"
+    return file.read_text().count("\n") if file.exists() else 0
+
+
 def preempt(cluster: SlurmCluster, job: str, folder: Path) -> None:
     """Submit a job of higher priority that needs a node of this one; wait until Slurm reacts."""
     node = cluster.job(job)["BatchHost"]
@@ -194,8 +200,8 @@ def test_jobs_of_a_sweep_near_their_time_limit_or_preempted_resume_by_themselves
         )
     try:
         wait_until(
-            lambda: all((run / "metrics.jsonl").exists() for run in runs),
-            "both runs train",
+            lambda: all(_steps(run) >= 3 for run in runs),
+            "both runs have taken three steps",
             lambda: log(tmp_path),
         )
         numbers = cluster.call("squeue", "--noheader", "--array", "--format=%i").split()

@@ -46,6 +46,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
+KillWait=120
 SchedulerParameters=bf_interval=2,sched_interval=5
 SlurmdParameters=config_overrides
 ReturnToService=2
