@@ -3,7 +3,8 @@ spreadsheets.
 """
 
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -52,20 +53,69 @@ def test_files_below_a_folder_that_cannot_be_read_is_an_error(tmp_path: Path) ->
         files_below(tmp_path / "nowhere")
 
 
+def data_set(folder: Path) -> list[str]:
+    """Words for a data set of two classes that is made in a folder."""
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        for number in range(3):
+            color = (60 * number, 0, 200 * (name == "b"))
+            Image.new("RGB", (8, 8), color).save(folder / name / f"{number}.png")
+    return ["data=folder", f"data.root={folder}", "data.val_fraction=0.3", "loader.workers=0"]
+
+
 @pytest.mark.parametrize("make", KINDS)
 def test_data_set_with_such_a_file_is_reported_in_one_line(
     make: Callable[[Path], None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        for number in range(3):
-            Image.new("RGB", (8, 8)).save(tmp_path / name / f"{number}.png")
+    words = data_set(tmp_path)
     make(tmp_path / "a" / "x.jpg")
-    words = ["data=folder", f"data.root={tmp_path}", "data.val_fraction=0.3", "loader.workers=0"]
     assert main(["data", *words, "check=true"]) == 1
     output = capfd.readouterr()
     assert "x.jpg" in output.out + output.err
     assert "Traceback" not in output.err
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_training_on_such_a_file_ends_with_its_name(
+    make: Callable[[Path], None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data").mkdir()
+    words = data_set(tmp_path / "data")
+    for name in ("a", "b"):
+        make(tmp_path / "data" / name / "x.jpg")
+    words += ["data.image_size=8", "batch_size=4", "duration=4steps", "model.patch_size=4"]
+    assert main(["train", *words, f"output={tmp_path}", "name=run"]) == 1
+    output = capfd.readouterr()
+    assert "x.jpg" in output.err and "Traceback" not in output.err
+
+
+@pytest.fixture
+def readable_by_all() -> Iterator[Path]:
+    """A folder that every user may enter, unlike those of pytest."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def test_folder_of_a_data_set_that_cannot_be_read_is_named(
+    readable_by_all: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (readable_by_all / "data").mkdir()
+    words, locked = data_set(readable_by_all / "data"), readable_by_all / "data" / "b"
+    assert main(["data", *words, "check=true"]) == 0
+    locked.chmod(0)
+    readable_by_all.chmod(0o777)
+    user = os.geteuid()
+    try:
+        if user == 0:  # who may read everything
+            os.seteuid(65534)
+        assert main(["data", *words, "check=true"]) in (1, 2)
+        assert str(locked) in capfd.readouterr().err
+        assert main(["train", *words, f"output={readable_by_all}"]) in (1, 2)
+    finally:
+        os.seteuid(user)
+    output = capfd.readouterr().err
+    assert str(locked) in output and "Traceback" not in output
 
 
 @pytest.mark.parametrize("make", KINDS)

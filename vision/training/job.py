@@ -182,8 +182,9 @@ def _data_config(config: TrainConfig, run: Run, world: World) -> DataConfig:
         return config.data
     split = run.folder / "split.csv"
     if world.main and not split.exists():
+        table = read_table(config.data)
         with writing(split):
-            write_table(read_table(config.data), split)
+            write_table(table, split)
     world.wait()
     return with_saved_split(config.data, split)
 
