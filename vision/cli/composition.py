@@ -96,7 +96,8 @@ def _check_references(values: Any, key: str = "") -> None:
             _check_references(value, f"{key}.{name}" if key else str(name))
     elif isinstance(values, str):
         for path in re.findall(r"\$\{hydra:([\w.]+)\}", values):
-            if OmegaConf.select(HydraConfig.get(), path) is None:
+            own: Any = HydraConfig.get()
+            if OmegaConf.select(own, path) is None:
                 raise ConfigError(f"{key}: ${{hydra:{path}}} is unknown before the job starts.")
 
 
