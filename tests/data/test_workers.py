@@ -1,6 +1,7 @@
 """Data workers that die, and data workers whose parent dies: nothing hangs, nothing is left."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -31,6 +32,17 @@ if __name__ == "__main__":
 
     loop.forward_backward = killing
     sys.exit(main(["train", *words]))
+"""
+NO_SHARED_MEMORY = """
+import resource, sys
+from vision.cli.app import main
+from vision.data import batches
+real = batches.start_worker
+def limited(worker):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    real(worker)
+batches.start_worker = limited
+sys.exit(main(["train", *sys.argv[1:]]))
 """
 SETTINGS = ["duration=20steps", "evaluate_every=2steps", "loader.prefetch=1", "loader.workers=2"]
 
@@ -102,3 +114,15 @@ def test_run_with_a_dead_worker_ends_with_advice(tmp_path: Path, victim: str, me
 def test_workers_of_a_run_that_was_killed_end(tmp_path: Path, method: str) -> None:
     train(tmp_path, "parent", method)
     assert_all_end(pids(tmp_path))
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits files as on Linux")
+def test_run_without_shared_memory_ends_with_advice(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(NO_SHARED_MEMORY)
+    process = start(sys.executable, str(script), *words(tmp_path, *SETTINGS))
+    output = process.communicate(timeout=200)[0]
+    assert process.returncode == 1, output
+    (message,) = (line for line in output.splitlines() if line.startswith("error: "))
+    assert "shared memory" in message and "File too large" in message and "shm-size" in message
+    assert "Traceback" not in output

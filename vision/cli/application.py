@@ -199,7 +199,9 @@ class Application:
         except Exception as error:
             if job.called or isinstance(error, UserError | BrokenPipeError):
                 raise
-            if isinstance(error, OSError) and error.filename is not None:
+            if isinstance(error, OSError) and error.filename is None:  # a full disk, while writing
+                raise RunFailedError(f"Hydra cannot write its files: {error.strerror}.") from error
+            if isinstance(error, OSError):
                 reason = error.strerror or str(error)
                 raise ConfigError(f"output: {error.filename} cannot be used: {reason}.") from error
             text = f"Hydra: {first_line(error)}"

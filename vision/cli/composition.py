@@ -129,6 +129,7 @@ class Composer:
             words = [*self.hydra_words, *words]
             composed = hydra_compose(self.name, words, return_hydra_config=True)
             HydraConfig.instance().set_config(composed)  # for references such as ${hydra:job.name}
+            OmegaConf.set_readonly(composed.hydra, None)  # as it was before
             return composed
         except MissingConfigException as error:
             group, _, choice = (error.missing_cfg_file or "").rpartition("/")

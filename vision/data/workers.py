@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import re
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,8 +18,11 @@ _workers: WeakSet[BaseProcess] = WeakSet()
 """Of all loaders of this process."""
 
 
+_NO_SHARED_MEMORY = re.compile(r"unable to (?:resize|write to|open|mmap).*<.*/?torch_.*>.*: (.*)")
+
+
 class DeadWorkerError(UserError, RuntimeError):
-    """A worker that died, usually for lack of memory."""
+    """A worker that died, or failed, for lack of memory."""
 
 
 def resolve_workers(
@@ -106,6 +110,12 @@ def dead_worker(error: BaseException, workers: int) -> DeadWorkerError | None:
 
     An error that a worker raised itself is passed on by torch as "Caught …".
     """
+    if full := _NO_SHARED_MEMORY.search(str(error)):
+        return DeadWorkerError(
+            f"one of the {workers} data workers got no shared memory for a batch: {full[1]}. In a "
+            "container start it with more (docker run --shm-size=8g), or choose fewer "
+            "loader.workers, a smaller loader.prefetch, or loader.workers=0, which needs none."
+        )
     lost = isinstance(error, EOFError | ConnectionError)
     if not lost and ("DataLoader worker" not in str(error) or "Caught" in str(error)):
         return None
