@@ -158,6 +158,22 @@ def test_limit_of_file_size_at_a_checkpoint_keeps_the_one_before_and_goes_on_lat
     assert_goes_on(tmp_path / "limited", tmp_path / "whole")
 
 
+def test_limit_of_file_size_before_a_run_starts_is_a_failure_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hydra writes its settings first."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        code = train(tmp_path / "limited")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    message = capsys.readouterr().err
+    assert code == 1  # not 2: the settings are right
+    assert "File too large" in message and len(message.splitlines()) == 1
+    assert train(tmp_path / "limited") == 0
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not bind root")
 def test_folder_without_write_permission_is_refused_before_any_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
