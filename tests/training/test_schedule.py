@@ -26,6 +26,7 @@ SCHEDULE = {
     "warmup": "0steps",
     "warmup_from": 1e-6,
     "end_at": 1e-5,
+    "scale_ends": False,
     "cooldown": "0steps",
 }
 

@@ -55,6 +55,12 @@ FREE = (
 
 BEFORE = {
     "task.kind": "classify",
+    "loss.focal_gamma": 2.0,
+    "loss.class_weights": "none",
+    "loss.effective_beta": 0.999,
+    "loss.logit_adjustment": 0.0,
+    "schedule.scale_ends": False,
+    "stop_early": None,
 }
 """Settings that runs of earlier versions do not have, with the value that those runs acted by."""
 
@@ -195,6 +201,9 @@ class Run:
             )
         if status.get("status") == "pruned" and config.prune is None:
             return "resume"  # to its end, without the search that stopped it
+        early = status.get("step", 0) < status.get("steps", 0)
+        if early and any(line.startswith("stop_early") for line in differences):
+            return "resume"  # with another patience, or none
         return "finished" if status.get("status") in ("finished", "pruned") else "resume"
 
     def stored_settings(self) -> Mapping[str, Any]:
