@@ -21,7 +21,7 @@ from vision.data.sources.subsets import imbalance
 from vision.files import sync_file, sync_folder
 from vision.terminal import plain
 from vision.training.configs import TrainConfig
-from vision.training.run.run_folder import writing
+from vision.training.run.run_folder import BY_CLASS, writing
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -35,9 +35,6 @@ _COLUMNS = (
     MofNCompleteColumn(table_column=Column(no_wrap=True)),
     TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
 )
-
-BY_CLASS = ("balanced_accuracy", "macro_f1")
-"""Means over classes, which differ from the accuracy where classes are unequal."""
 
 
 class Reporter:

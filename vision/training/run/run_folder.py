@@ -65,6 +65,8 @@ BEFORE = {
 """Settings that runs of earlier versions do not have, with the value that those runs acted by."""
 
 LOWER_IS_BETTER = ("loss", "loss_flipped")
+BY_CLASS = ("balanced_accuracy", "macro_f1")
+"""Means over classes, which differ from the accuracy where classes are unequal."""
 
 PREEMPTED = 75
 """Exit code of a run that was stopped and can be resumed (EX_TEMPFAIL): schedulers requeue it."""
