@@ -266,7 +266,7 @@ def test_ends_scale_with_the_batch_as_in_swins_code() -> None:
     planned = plan(samples=2048, batch_size=1024, schedule__warmup="2epochs", **changes, **rates_at)
     assert rates(planned)[0] == pytest.approx(1e-6)
     assert rates(planned)[-1] == pytest.approx(1e-5)
-    with pytest.raises(ConfigError, match=r"scale_ends = true .* reference_batch, which is null"):
+    with pytest.raises(ConfigError, match=r"scale_ends = true .*reference_batch, which is null"):
         plan(schedule__scale_ends=True)
 
 

@@ -121,7 +121,7 @@ class _Validation:
         config, preprocess, model = self.config, self.opened.preprocess, self.opened.model
         with torch.no_grad():
             for name, tensor in model.state_dict().items():
-                tensor.copy_(weights[name])
+                tensor.copy_(weights.get(name, tensor))
         loader = build_loader(
             self.source, preprocess, self.data, config.loader, on_cpu=self.device.type == "cpu"
         )
@@ -157,7 +157,7 @@ def average(config: AverageConfig, device: torch.device) -> Average:
         case "uniform":
             result = mean_weights(weights)
         case "wise":
-            result = mix_weights(*weights, config.alpha)
+            result = mix_weights(weights[0], weights[1], config.alpha)
         case "greedy":
             used, result = _greedy(weights, metrics, images)
     if any(".running_mean" in name for name in result):
@@ -286,13 +286,13 @@ def _check_same_model(first: OpenedModel, other: OpenedModel) -> None:
     ignored = {f"model.{name}" for name in TRAINING_ONLY}
     differing = [
         f"{name} {one.get(name)} and {two.get(name)}"
-        for name in one.keys() | two.keys()
+        for name in {**one, **two}
         if name not in ignored and one.get(name) != two.get(name)
     ]
     if differing:
         raise ConfigError(
             f"{both} have different models or images, so their weights cannot be averaged: "
-            f"{', '.join(sorted(differing)[:5])}."
+            f"{shorten(differing)}."
         )
     if first.class_names != other.class_names:
         raise ConfigError(
