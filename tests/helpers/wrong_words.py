@@ -27,6 +27,7 @@ BASE = {
     "data": (),
     "prepare": ("data.root=photos", "output=new"),
     "compare": ("runs=[run]",),
+    "average": ("runs=[run]", "output=new.safetensors"),
 }
 """Every command with words that are right."""
 

@@ -26,6 +26,7 @@ SCHEDULE = {
     "warmup": "0steps",
     "warmup_from": 1e-6,
     "end_at": 1e-5,
+    "scale_ends": False,
     "cooldown": "0steps",
 }
 
@@ -257,3 +258,51 @@ def test_evaluation_and_checkpoint_come_regularly_and_at_the_end() -> None:
     assert [step for step in steps if planned.due(step, planned.evaluate_every)] == [10, 20, 25]
     assert [step for step in steps if planned.due(step, planned.checkpoint_every)] == [25]
     assert planned.due(20, planned.log_every) and not planned.due(20, None)
+
+
+def test_ends_scale_with_the_batch_as_in_swins_code() -> None:
+    changes = {"schedule__scale_ends": True, "optimizer__reference_batch": 512}
+    rates_at = {"schedule__warmup_from": 5e-7, "schedule__end_at": 5e-6}
+    planned = plan(samples=2048, batch_size=1024, schedule__warmup="2epochs", **changes, **rates_at)
+    assert rates(planned)[0] == pytest.approx(1e-6)
+    assert rates(planned)[-1] == pytest.approx(1e-5)
+    with pytest.raises(ConfigError, match=r"scale_ends = true .*reference_batch, which is null"):
+        plan(schedule__scale_ends=True)
+
+
+def run_of(experiment: str) -> TrainConfig:
+    folder = Path(__file__).parents[2] / "configs"
+    with initialize_config_dir(str(folder), version_base=None):
+        values = OmegaConf.to_container(compose("train", [f"experiment={experiment}"]))
+    assert isinstance(values, dict)
+    return parse(TrainConfig, {str(key): value for key, value in values.items() if key != "hydra"})
+
+
+def test_deit_trains_for_300_epochs_and_evaluates_its_weights() -> None:
+    run = run_of("deit_small")
+    assert build_schedule(run, 1_281_167).total == 300 * (1_281_167 // 1024)
+    assert run.ema is None
+
+
+def test_swin_at_its_own_batch_has_the_papers_rates() -> None:
+    planned = build_schedule(run_of("swin_tiny"), 1_281_167)
+    assert lr_at(0, planned) == pytest.approx(1e-6)
+    assert lr_at(planned.total, planned) == pytest.approx(1e-5)
+    assert planned.peak == pytest.approx(1e-3)
+
+
+def test_deit3_is_fine_tuned_by_the_originals_command() -> None:
+    run = run_of("deit3_base_finetune")
+    planned = build_schedule(run, 1_281_167)
+    assert (run.duration, run.batch_size, run.data.image_size) == ("20epochs", 8 * 64, 224)
+    assert (run.optimizer.name, run.optimizer.weight_decay, run.loss.kind) == (
+        "adamw",
+        0.1,
+        "cross_entropy",
+    )
+    assert lr_at(planned.warmup, planned) == lr_at(planned.total, planned) == 1e-5
+    augment = run.augment
+    assert (augment.mixup, augment.cutmix, augment.label_smoothing) == (0.8, 1.0, 0.1)
+    assert (augment.erase, augment.repeats) == (0.0, 1)
+    assert augment.policy == "timm:rand-m9-mstd0.5-inc1"
+    assert run.preprocess.crop_ratio == 1.0

@@ -12,7 +12,7 @@ from vision.checkpoints.configs import ConvertConfig, Renaming, SizedConfig
 from vision.config import Config, ConfigError, Place
 from vision.data.configs import DataConfig
 from vision.data.tools.configs import DataCommandConfig, PrepareConfig
-from vision.evaluation.configs import EvalConfig
+from vision.evaluation.configs import AverageConfig, EvalConfig
 from vision.inference.configs import ExportConfig, PredictConfig
 from vision.inference.visualize.configs import VisualizeConfig
 from vision.models.configs import AutoModelConfig, ModelChoice
@@ -174,6 +174,15 @@ def _eval(config: EvalConfig) -> int:
     return 0
 
 
+def _average(config: AverageConfig) -> int:
+    from vision.evaluation.average import average
+    from vision.models.build import pick_device
+
+    result = average(config, pick_device(config.device))
+    _print(result.as_dict() if config.format == "json" else result.table())
+    return 0
+
+
 def _convert(config: ConvertConfig) -> int:
     from vision.checkpoints.convert import convert
 
@@ -253,6 +262,9 @@ COMMANDS = {
     "prepare": Command("write a data set as resized tar shards", PrepareConfig, _prepare),
     "train": Command("train a model, or resume a run", TrainConfig, _train),
     "eval": Command("evaluate checkpoints, alone or side by side", EvalConfig, _eval),
+    "average": Command(
+        "average the weights of runs: soups, WiSE-FT", AverageConfig, _average, paths="runs"
+    ),
     "predict": Command("classify images", PredictConfig, _predict, paths="images"),
     "visualize": Command(
         "draw attention as figures or a page, and score how faithful the maps are",

@@ -2,10 +2,21 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from vision.checkpoints.configs import SizedConfig
-from vision.config import Amount, Count, FilePath, OutputFolder, Place, Seed
+from vision.checkpoints.configs import SizedConfig, WhichWeights
+from vision.config import (
+    Amount,
+    Config,
+    Count,
+    FilePath,
+    OutputFile,
+    OutputFolder,
+    Place,
+    Probability,
+    Seed,
+    several,
+)
 from vision.data.configs import DataConfig, LoaderConfig, PreprocessConfig, Split
 
 Augmentation = Literal["none", "flip", "five_crop", "ten_crop"]
@@ -78,3 +89,35 @@ class EvalConfig(SizedConfig):
             if self.data is None and place.startswith(HUBS):
                 raise ValueError(f"checkpoint={place} needs data=…: the images to evaluate it on.")
         return self
+
+
+class AverageConfig(Config):
+    """Settings of `vision average`: the mean of the weights of several runs."""
+
+    runs: Annotated[tuple[Place, ...], BeforeValidator(several), Field(min_length=1)]
+    """Runs' folders (their best checkpoints) or checkpoint files of one model; also without
+    `runs=`."""
+    output: OutputFile
+    """A new checkpoint file."""
+    method: Literal["uniform", "greedy", "wise"]
+    """uniform: the mean of all; greedy: from the best one on, each one that does not make the mean
+    worse (Wortsman et al., ICML 2022); wise: the weights that one run started from and its result
+    (WiSE-FT, Wortsman et al., CVPR 2022)."""
+    alpha: Probability
+    """Share of the result with method=wise; 0: the weights that the run started from."""
+    init: Place | None
+    """The weights that the run started from, with method=wise; null: those of its own `init`."""
+    metric: Literal["loss", "top1", "top5", "balanced_accuracy", "macro_f1"]
+    """Metric that method=greedy goes by."""
+    weights: WhichWeights
+    """The weights as trained, or their average; auto: the average if there is one."""
+    data: DataConfig | None
+    """Images to evaluate on; null: those of the runs."""
+    split: Split
+    batch_size: Amount
+    """Images per forward pass; does not affect the results."""
+    precision: Literal["fp32", "bf16", "fp16"]
+    device: Literal["auto", "cpu", "cuda", "mps"]
+    loader: LoaderConfig
+    format: Literal["table", "json"]
+    """A table, or JSON for other programs."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from vision.config import ConfigError, suggest
 from vision.sweeps.results import Result, Select, Split, evaluations, read_result
-from vision.training.run.run_folder import LOWER_IS_BETTER, Run
+from vision.training.run.run_folder import BY_CLASS, LOWER_IS_BETTER, Run
 
 FEW = 4
 """Up to this number, all settings of a part (model, optimizer, …) that differ are shown."""
@@ -52,6 +52,11 @@ class RunGroup:
         """Mean of the metric over the runs that are counted."""
         return statistics.fmean(self.values) if self.values else None
 
+    def mean_of(self, metric: str) -> float | None:
+        """Mean of another number of the same evaluations; None if one of them does not have it."""
+        found = [run.numbers[metric] for run in self.counted if metric in run.numbers]
+        return statistics.fmean(found) if found and len(found) == len(self.counted) else None
+
     @property
     def std(self) -> float | None:
         """Standard deviation of the sample (divided by n − 1); None for a single run."""
@@ -84,6 +89,20 @@ class Comparison:
     columns: Mapping[str, Sequence[str]]
     """The same, each with the settings that it decides, which need no column of their own."""
     notes: Sequence[str]
+
+    def by_class(self) -> list[str]:
+        """Means over classes that differ from the accuracy that is compared."""
+        if self.metric != "top1":
+            return []
+        return [
+            name
+            for name in BY_CLASS
+            if any(
+                (mean := group.mean_of(name)) is not None and f"{mean:.4f}" != f"{group.mean:.4f}"
+                for group in self.groups
+                if group.mean is not None
+            )
+        ]
 
     def best(self) -> list[RunGroup]:
         """The groups with the best mean among those with finished runs; several if equal."""

@@ -48,12 +48,15 @@ def csv_text(comparison: Comparison) -> str:
     file = StringIO()
     writer = csv.writer(file, lineterminator="\n")
     metric = comparison.metric
-    numbers = [f"{metric}_mean", f"{metric}_std", "n", "seconds_mean", "parameters"]
+    by_class = comparison.by_class()
+    means = [f"{name}_mean" for name in by_class]
+    numbers = [f"{metric}_mean", f"{metric}_std", *means, "n", "seconds_mean", "parameters"]
     writer.writerow([*comparison.differing, *numbers, "finished", "unfinished", "runs"])
     for group in comparison.groups:
         cells = [
             *(setting_text(group, key) for key in comparison.differing),
-            *(group.mean, group.std, len(group.values), group.seconds, group.parameters),
+            *(group.mean, group.std, *map(group.mean_of, by_class)),
+            *(len(group.values), group.seconds, group.parameters),
             sum(run.finished for run in group.runs),
             sum(not run.finished for run in group.runs),
             " ".join(str(run.folder) for run in group.runs),
@@ -69,6 +72,7 @@ def json_text(comparison: Comparison) -> str:
             "settings": {key: group.settings.get(key) for key in comparison.differing},
             "mean": group.mean,
             "std": group.std,
+            **{name: group.mean_of(name) for name in comparison.by_class()},
             "n": len(group.values),
             "seconds": group.seconds,
             "parameters": group.parameters,
@@ -123,11 +127,14 @@ def _cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
         key if ends.count(end) > 1 or end in ("kind", "name") else end
         for key, end in zip(keys, ends, strict=True)
     ]
-    headers = [*titles, f"{comparison.metric}{unit}", "n", "time", "parameters"]
+    by_class = comparison.by_class()
+    numbers = [f"{name}{unit}" for name in (comparison.metric, *by_class)]
+    headers = [*titles, *numbers, "n", "time", "parameters"]
     rows = [
         [
             *(setting_text(group, key) for key in keys),
             _value(comparison.metric, group),
+            *(_percent(group.mean_of(name)) for name in by_class),
             _number(group),
             ABSENT if group.seconds is None else elapsed(group.seconds),
             ABSENT if group.parameters is None else f"{group.parameters:,}",
@@ -145,6 +152,10 @@ def _value(metric: str, group: RunGroup) -> str:
     if group.std is not None:
         text += f" ± {scale * group.std:.{digits}f}"
     return text if group.complete else f"{text}*"
+
+
+def _percent(mean: float | None) -> str:
+    return ABSENT if mean is None else f"{100 * mean:.2f}"
 
 
 def _number(group: RunGroup) -> str:

@@ -31,6 +31,8 @@ class Result:
     """Value of the metric; None before the first evaluation."""
     seconds: float | None
     parameters: int | None
+    numbers: Mapping[str, float]
+    """All numbers of that evaluation; empty before the first one."""
 
     @property
     def finished(self) -> bool:
@@ -103,6 +105,7 @@ def read_result(
         value=of_split[-1].get(metric) if of_split else None,
         seconds=status.get("seconds"),
         parameters=status.get("parameters"),
+        numbers=of_split[-1] if of_split else {},
     )
 
 

@@ -103,9 +103,11 @@ class ScheduleConfig(Config):
     warmup: Duration
     """Length of the linear rise to the peak."""
     warmup_from: NotNegative
-    """Learning rate of the first step, not scaled with the batch."""
+    """Learning rate of the first step."""
     end_at: NotNegative
-    """Learning rate at the end of the decay, not scaled with the batch."""
+    """Learning rate at the end of the decay."""
+    scale_ends: bool
+    """Whether warmup_from and end_at are scaled with the batch like optimizer.learning_rate."""
     cooldown: Duration
     """Length of further training at the last learning rate, after `duration`."""
 
@@ -226,6 +228,15 @@ class PruneConfig(Config):
         return next((bound for start, bound in reversed(self.bounds) if start <= part), None)
 
 
+class StopEarlyConfig(Config):
+    """An early end of a run that does not improve any more."""
+
+    patience: PositiveInt
+    """Number of evaluations in a row without an improvement of checkpoint.best before the end."""
+    min_delta: NotNegative
+    """Gain over the last improvement that a value must exceed to be the next one."""
+
+
 class TrainConfig(Config):
     """A training run."""
 
@@ -296,6 +307,8 @@ class TrainConfig(Config):
     objective: ObjectiveName | Annotated[tuple[ObjectiveName, ...], Field(min_length=1)]
     """Metric of the best checkpoint that a sweep optimises, such as val/top1, or a list of several;
     auto: that of checkpoint.best."""
+    stop_early: StopEarlyConfig | None
+    """{patience: 5, min_delta: 0.0} ends a run that does not improve any more; null: never."""
     prune: PruneConfig | None
     """Bounds below which the run is stopped; null: none."""
     log: LogConfig
@@ -320,6 +333,8 @@ class TrainConfig(Config):
             )
         if self.probe_first is not None and isinstance(self.tune, TuneHeadConfig):
             raise ValueError("probe_first: a run with tune=head is a probe already; use null.")
+        if self.data.sampling == "balanced":
+            self.loss.check_sampling()
         if self.ema is None and "val_ema/" in str(self.objective):
             raise ValueError("objective: a run with ema=null has no val_ema; use val, or set ema.")
         return self

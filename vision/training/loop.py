@@ -18,6 +18,7 @@ from vision.checkpoints.native.checkpoint_folder import (
 from vision.files import make_folder
 from vision.terminal import elapsed
 from vision.training.configs import TrainConfig
+from vision.training.early_stop import note_improvement, reason_to_end, stops_early
 from vision.training.job import TrainingJob, build_job
 from vision.training.optim import set_learning_rate
 from vision.training.run.distributed import World, world
@@ -147,7 +148,7 @@ def _loop(job: TrainingJob, stop: StopRequest, reporter: Reporter) -> int:
         job.order, state.step * config.batch_size, schedule.total * config.batch_size
     )
     clock = time.perf_counter()
-    while state.step < schedule.total and not stopping:
+    while state.step < schedule.total and not stopping and not stops_early(job):
         if state.evaluated == state.step and _is_worse_than_bound(job):
             job.set_status("pruned", best=state.best)
             reporter.say(f"Pruned after step {state.step}: earlier trials were better by then.")
@@ -175,7 +176,10 @@ def _loop(job: TrainingJob, stop: StopRequest, reporter: Reporter) -> int:
         seconds = _save_if_due(job, stopping)
     if stopping:  # also after the last step: its evaluation is missing
         return _preempted(job, stop, seconds, reporter)
-    job.set_status("finished", best=state.best)
+    reason = reason_to_end(job)
+    job.set_status("finished", best=state.best, **({"reason": reason} if reason else {}))
+    if reason:
+        reporter.say(f"Stopped early after step {state.step} of {schedule.total}: {reason}.")
     reporter.finish(job)
     return 0
 
@@ -234,6 +238,7 @@ def _evaluate(job: TrainingJob, reporter: Reporter) -> bool:
     state.evaluated = state.step
     if state.best is None or better(metric, numbers[metric], state.best):
         state.best, state.best_step = numbers[metric], state.step
+    note_improvement(job, numbers[metric])
     return True
 
 
@@ -275,13 +280,14 @@ def _draw_attention(job: TrainingJob, reporter: Reporter) -> None:
 
 
 def _save_if_due(job: TrainingJob, stopping: bool) -> float:
-    """Write a checkpoint at its interval, at the end, of the best step and before a stop; keep the
-    last ones and the best. Returns the seconds that it took.
+    """Write a checkpoint at its interval, at the end (early or not), of the best step and before a
+    stop; keep the last ones and the best. Returns the seconds that it took.
     """
     before = time.perf_counter()
     state, schedule = job.state, job.schedule
     improved = state.best_step == state.step
-    if not (stopping or improved or schedule.due(state.step, schedule.checkpoint_every)):
+    due = schedule.due(state.step, schedule.checkpoint_every)
+    if not (stopping or improved or due or stops_early(job)):
         return 0.0
     tensors, record = gather(state, job.world.sum(state.sums.clone()))
     if job.world.main:

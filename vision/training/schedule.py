@@ -61,9 +61,18 @@ def build_schedule(config: TrainConfig, samples_per_epoch: int) -> Schedule:
         return max(1, math.floor(exact[unit] + 0.5)) if amount else 0
 
     drawn, optimizer = config.attention_every, config.optimizer
-    peak = optimizer.learning_rate
+    peak, settings = optimizer.learning_rate, config.schedule
     if optimizer.reference_batch is not None:
         peak = peak * config.batch_size / optimizer.reference_batch
+    if settings.scale_ends:
+        if optimizer.reference_batch is None:
+            raise ConfigError(
+                "schedule.scale_ends = true scales with batch_size / optimizer.reference_batch, "
+                "which is null; set it, or schedule.scale_ends=false."
+            )
+        scale = config.batch_size / optimizer.reference_batch
+        ends = {"warmup_from": settings.warmup_from * scale, "end_at": settings.end_at * scale}
+        settings = settings.model_copy(update=ends)
     decay = steps("duration", config.duration)
     schedule = Schedule(
         steps_per_epoch=steps_per_epoch,
@@ -75,7 +84,7 @@ def build_schedule(config: TrainConfig, samples_per_epoch: int) -> Schedule:
         checkpoint_every=steps("checkpoint.every", config.checkpoint.every),
         log_every=steps("log.every", config.log.every),
         peak=peak,
-        settings=config.schedule,
+        settings=settings,
     )
     _check(schedule, config)
     return schedule

@@ -42,6 +42,8 @@ class TrainState:
     """The best value so far of `checkpoint.best`."""
     best_step: int | None = None
     """The step that had it."""
+    improvement: tuple[float, int] | None = None
+    """Value and step of the last improvement by `stop_early.min_delta`."""
     evaluated: int = 0
     """The last step whose evaluation is done."""
     wandb_id: str | None = None
@@ -70,6 +72,7 @@ def gather(state: TrainState, sums: Tensor) -> tuple[dict[str, Tensor], dict[str
         "step": state.step,
         "best": state.best,
         "best_step": state.best_step,
+        "improvement": None if state.improvement is None else list(state.improvement),
         "evaluated": state.evaluated,
         "optimizer": optimizer_record,
         "scaler": state.scaler.state_dict(),
@@ -103,6 +106,9 @@ def restore(
     # Sums are added up over processes again, so only one of them may keep them.
     state.sums.copy_(tensors["sums"] if main else torch.zeros_like(tensors["sums"]))
     state.step, state.best, state.best_step = record["step"], record["best"], best_step
+    # Earlier versions stored the best value alone.
+    value, step = record.get("improvement") or (state.best, state.best_step)
+    state.improvement = None if value is None or step is None else (value, step)
     state.evaluated, state.wandb_id = record["evaluated"], record["wandb"]
     state.started -= record.get("seconds", 0.0)
 

@@ -88,12 +88,12 @@ def test_build_source_subset_applies_to_train_only() -> None:
 @pytest.mark.parametrize(
     ("counts", "message"),
     [
-        ((100, 10), None),
-        ((100, 9), "11 : 1 .*'a' has 100.*'b' 9"),
+        ((100, 20), None),
+        ((100, 9), "11 : 1 .*'a' has 100.*'b' 9.*sampling=balanced.*class_weights.*adjustment"),
         ((5, 0), "1 of 2 classes .* 'b'"),
     ],
 )
-def test_imbalance_beyond_ten_to_one_warns(counts: tuple[int, int], message: str | None) -> None:
+def test_imbalance_beyond_five_to_one_warns(counts: tuple[int, int], message: str | None) -> None:
     warning = imbalance(np.repeat([0, 1], counts), ("a", "b"))
     if message is None:
         assert warning is None

@@ -72,6 +72,8 @@ class SettingsRecord(_RecordPart):
 
     data: DataConfig | None = None
     """The data that the run was trained on."""
+    init: str | None = None
+    """The weights that the run started from."""
     tune: Annotated[TuneRecord | LoraRecord, Field(discriminator="kind")] = TuneRecord(kind="all")
 
 

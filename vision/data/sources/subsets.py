@@ -1,6 +1,6 @@
 """The images of a split or a subset: seeded, class by class, with groups kept together."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,8 +9,13 @@ from vision.data.configs import HuggingFaceConfig, ShardsConfig, Split
 
 Indices = NDArray[np.int64]
 
-UNEQUAL = 10
-"""Ratio of the largest class to the smallest above which users are warned."""
+UNEQUAL = 5
+"""Ratio of the largest class to the smallest above which users are told."""
+CHOICES = (
+    "data.sampling=balanced draws them equally often, loss.class_weights=balanced weighs them, "
+    "loss.logit_adjustment=1 shifts their logits (docs/finetune.md)"
+)
+"""What can be done about unequal classes."""
 
 # Keys of the random draws: different uses of one seed must not draw the same permutation.
 _SUBSET_KEY, _SPLIT_KEY, _GROUP_KEY = 1, 2, 3
@@ -75,8 +80,12 @@ def split_by_fraction(
     return result
 
 
-def imbalance(labels: NDArray[np.int64], classes: tuple[str, ...]) -> str | None:
-    """Return a warning if classes are empty or more unequal than 10 : 1, otherwise None."""
+def imbalance(
+    labels: NDArray[np.int64], classes: tuple[str, ...], chosen: Sequence[str] = ()
+) -> str | None:
+    """Return a warning if classes are empty or more unequal than 5 : 1, otherwise None. It names
+    what can be done, or the settings that were `chosen` for that.
+    """
     counts = np.bincount(labels, minlength=len(classes))
     if len(labels) == 0:
         return None
@@ -89,10 +98,10 @@ def imbalance(labels: NDArray[np.int64], classes: tuple[str, ...]) -> str | None
     ratio = counts[largest] / counts[smallest]
     if ratio <= UNEQUAL:
         return None
+    remedy = f"this run has {' and '.join(chosen)}" if chosen else CHOICES
     return (
         f"classes are unequal, {ratio:.0f} : 1 ('{classes[largest]}' has {counts[largest]} "
-        f"images, '{classes[smallest]}' {counts[smallest]}); data.sampling=balanced draws them "
-        "equally often."
+        f"images, '{classes[smallest]}' {counts[smallest]}); {remedy}."
     )
 
 

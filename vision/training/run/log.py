@@ -21,7 +21,7 @@ from vision.data.sources.subsets import imbalance
 from vision.files import sync_file, sync_folder
 from vision.terminal import plain
 from vision.training.configs import TrainConfig
-from vision.training.run.run_folder import writing
+from vision.training.run.run_folder import BY_CLASS, writing
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -130,7 +130,7 @@ class Reporter:
         self.write(job.state.step, split, numbers)
         self.say(
             f"step {job.state.step}/{job.schedule.total}  {split}: "
-            f"{_shown(numbers, job.task.headline, digits=4)}"
+            f"{_shown(numbers, _headline(job, numbers), digits=4)}"
         )
         self.step(job)
 
@@ -141,6 +141,9 @@ class Reporter:
         metric = job.config.checkpoint.best
         best = "never evaluated" if job.state.best is None else f"{job.state.best:.4f}"
         self.say(f"\nFinished. Best {metric}: {best}. The run is in {folder}.")
+        if numbers := _best_numbers(job):
+            shown = _shown(numbers, _headline(job, numbers), digits=4)
+            self.say(f"Step {job.state.best_step}, the best: {shown}")
         if skipped := job.run.unreadable():
             images = f"{skipped:,} image{'' if skipped == 1 else 's'}"
             self.warn(f"{images} could not be read and left out; see {folder}/skipped-*.jsonl.")
@@ -176,9 +179,30 @@ class Reporter:
             self.progress = None
 
 
+def _headline(job: "TrainingJob", numbers: Mapping[str, float]) -> list[str]:
+    """The numbers to show, without means over classes that equal the accuracy as it is shown."""
+    top1 = numbers.get("top1")
+    same = [n for n in BY_CLASS if top1 is not None and f"{numbers[n]:.4f}" == f"{top1:.4f}"]
+    return [name for name in job.task.headline if name not in same]
+
+
+def _best_numbers(job: "TrainingJob") -> dict[str, Any]:
+    """The numbers that made the best checkpoint the best; empty where they are not on file."""
+    split = "val" if job.state.average is None else "val_ema"
+    place = (job.state.best_step, split)
+    found = [event for event in job.run.events() if (event["step"], event["split"]) == place]
+    return found[-1] if found else {}
+
+
 def _shown(numbers: Mapping[str, float], names: Sequence[str], digits: int) -> str:
     """Some of the numbers; accuracies in percent."""
-    percent = {"top1": "top-1", "top5": "top-5", "top1_flipped": "top-1 with flips"}
+    percent = {
+        "top1": "top-1",
+        "top5": "top-5",
+        "top1_flipped": "top-1 with flips",
+        "balanced_accuracy": "balanced",
+        "macro_f1": "macro-F1",
+    }
     return "  ".join(
         f"{percent[name]} {numbers[name]:.{digits - 2}%}"
         if name in percent
@@ -224,7 +248,8 @@ def _warnings(job: "TrainingJob") -> Iterator[str]:
         yield "precision=fp16 on a CPU is slow and less exact than bf16 or fp32."
     if tight := job.start.memory.warning(job.micro_batch):
         yield tight
-    if unequal := imbalance(job.data.train.labels, job.data.train.classes):
+    chosen = _against_imbalance(job.config)
+    if unequal := imbalance(job.data.train.labels, job.data.train.classes, chosen):
         yield unequal
     for name in NAMES:
         trained = next((values[name] for _, values in job.start.known if name in values), None)
@@ -234,6 +259,17 @@ def _warnings(job: "TrainingJob") -> Iterator[str]:
                 f"preprocess.{name} = {_listed(given)}, but the weights were trained with "
                 f"{_listed(trained)}; preprocess.{name}=auto takes theirs."
             )
+
+
+def _against_imbalance(config: TrainConfig) -> list[str]:
+    """The settings of a run that treat classes of different sizes differently."""
+    loss, weights = config.loss, config.loss.class_weights
+    return [
+        *(["data.sampling=balanced"] if config.data.sampling == "balanced" else []),
+        *([f"loss.class_weights={_listed(weights)}"] if weights != "none" else []),
+        *([f"loss.logit_adjustment={loss.logit_adjustment:g}"] if loss.logit_adjustment else []),
+        *(["loss.kind=focal"] if loss.kind == "focal" else []),
+    ]
 
 
 def _same(first: Any, second: Any) -> bool:

@@ -55,10 +55,18 @@ FREE = (
 
 BEFORE = {
     "task.kind": "classify",
+    "loss.focal_gamma": 2.0,
+    "loss.class_weights": "none",
+    "loss.effective_beta": 0.999,
+    "loss.logit_adjustment": 0.0,
+    "schedule.scale_ends": False,
+    "stop_early": None,
 }
 """Settings that runs of earlier versions do not have, with the value that those runs acted by."""
 
 LOWER_IS_BETTER = ("loss", "loss_flipped")
+BY_CLASS = ("balanced_accuracy", "macro_f1")
+"""Means over classes, which differ from the accuracy where classes are unequal."""
 
 PREEMPTED = 75
 """Exit code of a run that was stopped and can be resumed (EX_TEMPFAIL): schedulers requeue it."""
@@ -195,6 +203,9 @@ class Run:
             )
         if status.get("status") == "pruned" and config.prune is None:
             return "resume"  # to its end, without the search that stopped it
+        early = status.get("step", 0) < status.get("steps", 0)
+        if early and any(line.startswith("stop_early") for line in differences):
+            return "resume"  # with another patience, or none
         return "finished" if status.get("status") in ("finished", "pruned") else "resume"
 
     def stored_settings(self) -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ from vision.data.preprocess import normalizer
 from vision.data.tools.contact_sheet import contact_sheet
 from vision.evaluation.evaluate import evaluate, evaluation_mode
 from vision.models.build import autocast
+from vision.training.tasks.class_balance import ClassBalance, class_balance
 from vision.training.tasks.configs import LossConfig
 from vision.training.tasks.task import Task
 
@@ -23,15 +24,22 @@ TRAINING, VALIDATION = 32, 16
 
 
 class Classification(Task[Batch]):
-    """Cross-entropy or BCE of an image's classes."""
+    """Cross-entropy, BCE or focal loss of an image's classes."""
 
     measures = ("loss", "top1")
-    headline = ("loss", "top1", "top5", "top1_flipped")
+    headline = ("loss", "top1", "top5", "balanced_accuracy", "macro_f1", "top1_flipped")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.classes = self.data.train.classes
         check_loss(self.config.loss, self.config.augment.label_smoothing, len(self.classes))
+        self.balance = class_balance(
+            self.config.loss,
+            self.data.train.labels,
+            self.classes,
+            self.config.data.sampling,
+            self.world.device,
+        )
         self.train_loader = self.image_loader(self.data.train, self.config.augment)
         self.normalize = normalizer(self.data.preprocess, self.world.device)
 
@@ -60,7 +68,7 @@ class Classification(Task[Batch]):
             images = images.contiguous(memory_format=torch.channels_last)
         with autocast(self.config.precision, self.world.device):
             logits = module(images)
-        return loss_and_sums(logits, targets, self.config.loss)
+        return loss_and_sums(logits, targets, self.config.loss, self.balance)
 
     def evaluate(self, batch_size: int) -> dict[str, float]:
         """The metrics of `vision.evaluation.metrics`."""
@@ -126,26 +134,49 @@ class Classification(Task[Batch]):
         return {**training, **super().unreadable()}
 
 
-def training_loss(logits: Tensor, targets: Tensor, config: LossConfig) -> Tensor:
-    """The mean loss of logits (n, classes), computed in full precision.
+def training_loss(
+    logits: Tensor, targets: Tensor, config: LossConfig, balance: ClassBalance
+) -> Tensor:
+    """The mean loss of logits z (n, classes), computed in full precision.
 
-    Targets are probabilities (n, classes), already mixed and smoothed (vision.data.images.mixing),
-    or labels (n,). Cross-entropy is summed over classes; BCE is averaged over them, as in DeiT-III
-    (Touvron et al., ECCV 2022), which makes it smaller by about the number of classes.
+    Targets t are probabilities (n, classes), already mixed and smoothed
+    (vision.data.images.mixing), or labels (n,). With p = softmax(z + shift), class weights w and
+    k over classes, the loss of an image is
+
+    cross_entropy   − Σ_k w_k t_k log p_k, as torch weighs probabilities
+    focal           − Σ_k w_k t_k (1 − p_k)^gamma log p_k
+    bce             (Σ_k w_k t_k) · mean_k BCE(sigmoid(z_k), t_k), weighed by image as in Cui et al.
+
+    BCE is averaged over classes, as in DeiT-III (Touvron et al., ECCV 2022), which makes it smaller
+    by about their number. Weights have mean 1 over the training set (`ClassBalance`), so means of
+    parts of a batch can be averaged.
     """
     logits = logits.float()
-    if config.kind == "cross_entropy":
-        return F.cross_entropy(logits, targets)
     if targets.ndim == 1:
         targets = F.one_hot(targets, logits.shape[1]).to(logits.dtype)
-    if config.bce_threshold is not None:
-        targets = (targets > config.bce_threshold).to(logits.dtype)
-    return F.binary_cross_entropy_with_logits(logits, targets)
+    weights = balance.weights
+    if config.kind == "bce":
+        hard = targets
+        if config.bce_threshold is not None:
+            hard = (targets > config.bce_threshold).to(logits.dtype)
+        by_image = None if weights is None else (targets * weights).sum(1, keepdim=True)
+        return F.binary_cross_entropy_with_logits(logits, hard, weight=by_image)
+    if balance.shift is not None:
+        logits = logits + balance.shift
+    if config.kind == "cross_entropy":
+        return F.cross_entropy(logits, targets, weight=weights)
+    logs = logits.log_softmax(1)
+    # (1 − p)^gamma from log(1 − p), whose gradient stays finite at p = 1.
+    wrong = torch.log1p(-logs.exp().clamp(max=1 - torch.finfo(logs.dtype).eps))
+    terms = targets * (config.focal_gamma * wrong).exp() * logs
+    return -(terms if weights is None else terms * weights).sum(1).mean()
 
 
-def loss_and_sums(logits: Tensor, targets: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:
+def loss_and_sums(
+    logits: Tensor, targets: Tensor, config: LossConfig, balance: ClassBalance
+) -> tuple[Tensor, Tensor]:
     """The mean loss, and the sums (loss, correct predictions, images) for targets (n, classes)."""
-    loss = training_loss(logits, targets, config)
+    loss = training_loss(logits, targets, config, balance)
     correct = (logits.detach().argmax(1) == targets.argmax(1)).sum()
     count = loss.new_tensor(float(len(targets)))
     return loss, torch.stack([loss.detach() * count, correct.to(loss.dtype), count])

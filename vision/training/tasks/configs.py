@@ -1,8 +1,12 @@
 """Settings of what a run minimises and is evaluated by. Free of torch."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
 
 from vision.config import Config, Rate
+
+ClassWeight = Annotated[float, Field(ge=0)]
 
 Metric = Literal["loss", "top1", "top5", "balanced_accuracy", "macro_f1"]
 """A metric on validation images."""
@@ -22,7 +26,41 @@ TaskConfig = ClassifyConfig
 class LossConfig(Config):
     """The loss of a classifier."""
 
-    kind: Literal["cross_entropy", "bce"]
-    """Cross-entropy of the softmax, or of one sigmoid per class (DeiT-III)."""
+    kind: Literal["cross_entropy", "bce", "focal"]
+    """Cross-entropy of the softmax, or of one sigmoid per class (DeiT-III); or the focal loss of
+    the softmax (Lin et al., ICCV 2017)."""
     bce_threshold: Rate | None
     """Threshold above which mixed targets count as 1, others as 0; null: targets as they are."""
+    focal_gamma: Annotated[float, Field(ge=0)]
+    """Exponent of kind=focal: images that are classified with probability p count (1 − p)^gamma."""
+    class_weights: Literal["none", "balanced", "effective"] | tuple[ClassWeight, ...]
+    """Weight of every class in the loss, for unequal classes: none; balanced, in proportion to
+    1 / number of its images; effective, to 1 / effective number of its images (Cui et al., CVPR
+    2019); or a list in the order of the classes. Only ratios matter: the mean over the training
+    images is made 1."""
+    effective_beta: Rate
+    """β of class_weights=effective: n images count as (1 − βⁿ) / (1 − β); 0: all classes alike."""
+    logit_adjustment: Annotated[float, Field(ge=0)]
+    """τ of logit adjustment (Menon et al., ICLR 2021): in training τ · log(share of the class) is
+    added to its logit; 1 is usual, 0 disables it. Evaluation takes the logits as they are."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.logit_adjustment and self.kind == "bce":
+            raise ValueError(
+                f"logit_adjustment = {self.logit_adjustment:g} shifts the logits of a softmax, but "
+                "kind = bce has one sigmoid per class; use kind=cross_entropy or focal, or 0."
+            )
+        if not isinstance(self.class_weights, str) and not any(self.class_weights):
+            raise ValueError(
+                f"class_weights = {list(self.class_weights)}: expected at least one weight above 0."
+            )
+        return self
+
+    def check_sampling(self) -> None:
+        """Refuse weights that would favour rare classes again, which are drawn as often already."""
+        if self.class_weights in ("balanced", "effective"):
+            raise ValueError(
+                f"loss.class_weights = {self.class_weights} and data.sampling = balanced favour "
+                "rare classes twice; use loss.class_weights=none or data.sampling=uniform."
+            )

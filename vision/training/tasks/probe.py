@@ -38,6 +38,7 @@ from vision.training.configs import PLAIN_IMAGES, TrainConfig
 from vision.training.run.distributed import World
 from vision.training.run.log import Reporter
 from vision.training.run.run_folder import writing
+from vision.training.tasks.class_balance import class_balance
 from vision.training.tasks.classification import check_loss, loss_and_sums
 from vision.training.tasks.task import Task
 
@@ -66,12 +67,19 @@ class Probe(Task[FeatureBatch]):
     """The loss of the head on stored features of images as in evaluation."""
 
     measures = ("loss", "top1")
-    headline = ("loss", "top1", "top5")
+    headline = ("loss", "top1", "top5", "balanced_accuracy", "macro_f1")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.classes = len(self.data.train.classes)
         check_loss(self.config.loss, self.config.augment.label_smoothing, self.classes)
+        self.balance = class_balance(
+            self.config.loss,
+            self.data.train.labels,
+            self.data.train.classes,
+            self.config.data.sampling,
+            self.world.device,
+        )
         self.module = _Head(self.model)
         self.parallel = "ddp"  # a head is small enough to be whole on every device
         self.sources = {"train": self.data.train, "val": self.data.val}
@@ -94,7 +102,7 @@ class Probe(Task[FeatureBatch]):
         targets = soft_targets(batch.labels.to(device), self.classes, Mix(), smoothing)
         with autocast(self.config.precision, device):
             logits = module(batch.features.to(device))
-        return loss_and_sums(logits, targets, self.config.loss)
+        return loss_and_sums(logits, targets, self.config.loss, self.balance)
 
     def evaluate(self, batch_size: int) -> dict[str, float]:
         """The metrics of `vision.evaluation.metrics`."""
@@ -299,6 +307,7 @@ def probe_config(config: TrainConfig, folder: Path) -> TrainConfig:
         "output": str(folder),
         "tune": {"kind": "head", "cache": True},
         "probe_first": None,
+        "stop_early": None,
         "duration": config.probe_first.duration,
         "ema": None,
         "flip_test": False,
