@@ -32,6 +32,9 @@ class DistillConfig(Config):
     teacher_model: Annotated[str, Field(min_length=1)] | None
     """timm's name of the teacher's architecture, for a file of a model that this project does not
     have; null: the model that the weights belong to."""
+    teacher_classes: Literal["by_name", "in_order"]
+    """Whether the teacher's classes are matched to those of the data by name, if it has names, or
+    taken to be the same in the same order."""
     teacher_image_size: Size | None
     """Size to which images are resized for the teacher; null: the one that it was trained with."""
     teacher_precision: Literal["fp32", "bf16", "fp16"]

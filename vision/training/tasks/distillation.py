@@ -1,5 +1,5 @@
-"""Classification with a teacher (DeiT: Touvron et al., "Training data-efficient image transformers &
-distillation through attention", ICML 2021).
+"""Classification with a teacher, as in DeiT (Touvron et al., "Training data-efficient image
+transformers & distillation through attention", ICML 2021).
 
 The class head learns from the labels, the head of a distillation token from the teacher; a model
 with one head learns from both. Evaluation takes the mean of the heads.
@@ -46,6 +46,8 @@ class Distillation(Classification):
             reporter.warn(self.changed)
         identity = self.teacher.identity
         reporter.say(f"Teacher: {identity['file']} (digest {identity['digest']:.12}).")
+        for note in self.teacher.notes:
+            reporter.say(f"Teacher: {note}.")
 
     def loss(self, module: nn.Module, batch: Batch, step: int, part: int) -> tuple[Tensor, Tensor]:
         """The loss of each head for mixed targets and for the teacher's answer."""
@@ -81,6 +83,6 @@ def distillation_loss(logits: Tensor, teacher: Tensor, config: DistillConfig) ->
         return F.cross_entropy(logits, teacher.argmax(1))
     own, wanted = (numbers / config.temperature for numbers in (logits, teacher))
     divergence = F.kl_div(
-        own.log_softmax(1), wanted.log_softmax(1), reduction="mean", log_target=True
+        own.log_softmax(1), wanted.log_softmax(1), reduction="sum", log_target=True
     )
-    return divergence * config.temperature**2
+    return divergence * config.temperature**2 / logits.numel()

@@ -38,8 +38,11 @@ class Teacher:
             resolve(config.teacher, "task.teacher")
         world.wait()
         opened = open_teacher(config)
-        self.order = matched_classes(opened, config.teacher, classes)
+        self.order = matched_classes(opened, config, classes)
         """For each class of the data its number in the teacher; None: the same."""
+        unnamed = ["classes without names are taken to be those of the data in the same order"]
+        self.notes = opened.notes() + unnamed * (opened.class_names is None)
+        """Assumptions about the teacher."""
         self.precision, self.device = config.teacher_precision, world.device
         self.convert = Conversion(student, opened.preprocess, world.device, config.teacher)
         self.identity: Mapping[str, Any] = {
@@ -48,9 +51,9 @@ class Teacher:
             "weights": opened.weights,
             "digest": digest_weights(opened.model),
         }
-        layout = torch.channels_last if channels_last else torch.preserve_format
-        self.model = opened.model.to(world.device, memory_format=layout).requires_grad_(False)  # type: ignore[call-overload]
         self.layout = torch.channels_last if channels_last else torch.contiguous_format
+        self.model = opened.model.to(world.device).to(memory_format=self.layout)
+        self.model.requires_grad_(False)
         self._biases = ExitStack()  # held as long as the teacher is: its weights never change
         self._biases.enter_context(static_bias(self.model))
 
@@ -105,12 +108,14 @@ def open_teacher(config: DistillConfig) -> OpenedModel:
     )
 
 
-def matched_classes(opened: OpenedModel, place: str, classes: tuple[str, ...]) -> list[int] | None:
+def matched_classes(
+    opened: OpenedModel, config: DistillConfig, classes: tuple[str, ...]
+) -> list[int] | None:
     """For each class of the data its number in the teacher, by name; None: the same order.
 
-    Classes without names are taken to be in the order of the data. A teacher without a head or of
-    other classes is refused.
+    A teacher without a head or of other classes is refused.
     """
+    place, names = config.teacher, opened.class_names
     train = (
         f"train one for them: python train.py recipe=finetune model=auto init={place} data=…, and "
         "task.teacher=outputs/… of that run"
@@ -120,17 +125,18 @@ def matched_classes(opened: OpenedModel, place: str, classes: tuple[str, ...]) -
             f"task.teacher: {place} has no head and cannot predict the {len(classes)} classes of "
             f"the data; {train}."
         )
-    names = opened.class_names
-    if opened.classes == len(classes) and (names is None or names == classes):
+    same_number = opened.classes == len(classes)
+    if same_number and (names in (None, classes) or config.teacher_classes == "in_order"):
         return None
     index = {name: number for number, name in enumerate(names or ())}
-    unknown = [name for name in classes if name not in index]
-    if opened.classes == len(classes) == len(index) and not unknown:
+    if same_number and index.keys() == set(classes):
         return [index[name] for name in classes]
     theirs = f": {shorten(names)}" if names else " without names"
+    renamed = " If they differ in their names alone, set task.teacher_classes=in_order."
     raise ConfigError(
         f"task.teacher: {place} has {opened.classes} classes{theirs}; the data has {len(classes)}: "
         f"{shorten(classes)}. Choose a teacher of the same classes, or {train}."
+        f"{renamed * same_number}"
     )
 
 
@@ -148,8 +154,7 @@ class Conversion:
         if student.channels not in (1, teacher.channels):
             raise ConfigError(
                 f"task.teacher: {place} is for images of {teacher.channels} channels, but the data "
-                f"has {student.channels}; choose a teacher for {student.channels} channels, or "
-                f"data.channels={teacher.channels}."
+                f"has {student.channels}; choose a teacher for {student.channels} channels."
             )
         self.same = (student.mean, student.std) == (teacher.mean, teacher.std)
         """Whether nothing but the size may differ."""
