@@ -15,6 +15,7 @@ from small_tasks import a_teacher
 from torchvision.transforms.v2 import functional as TF
 from untrained_runs import a_run
 
+from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.native.checkpoint import read_checkpoint, write_checkpoint
 from vision.config import ConfigError, parse
 from vision.data.preprocess import Preprocess
@@ -115,8 +116,11 @@ def test_teacher_that_cannot_teach_these_classes_is_refused(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match=r"4 classes: bear, .*the data has 3.*recipe=finetune"):
         teacher_of(few, data[:3])
     Image.new("RGB", (4, 4)).save(tmp_path / "photo.png")
-    with pytest.raises(ValueError, match=r"photo\.png"):
+    with pytest.raises(CheckpointError, match=r"task\.teacher: .*photo\.png is of an unknown kind"):
         teacher_of(tmp_path / "photo.png", data)
+    save_file(timm.create_model("test_resnet").state_dict(), tmp_path / "resnet.safetensors")
+    with pytest.raises(CheckpointError, match=r"resnet\.safetensors.* task\.teacher_model="):
+        teacher_of(tmp_path / "resnet.safetensors", data)
 
 
 def test_refusal_of_a_teacher_comes_before_any_step(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor
 
+from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.files.remote import resolve
 from vision.checkpoints.open import OpenedModel, open_model
 from vision.config import ConfigError, shorten
@@ -33,11 +34,7 @@ class Teacher:
         *,
         channels_last: bool,
     ) -> None:
-        """All processes must call this together: one of them downloads."""
-        if world.main:
-            resolve(config.teacher, "task.teacher")
-        world.wait()
-        opened = open_teacher(config)
+        opened = open_teacher(config, world)
         self.order = matched_classes(opened, config, classes)
         """For each class of the data its number in the teacher; None: the same."""
         unnamed = ["classes without names are taken to be those of the data in the same order"]
@@ -85,8 +82,14 @@ class Teacher:
         )
 
 
-def open_teacher(config: DistillConfig) -> OpenedModel:
-    """The model of the settings, for images of the size that it sees."""
+def open_teacher(config: DistillConfig, world: World) -> OpenedModel:
+    """The model of the settings, for images of the size that it sees.
+
+    All processes must call this together: one of them downloads.
+    """
+    if world.main:
+        resolve(config.teacher, "task.teacher")
+    world.wait()
     scheme, _, name = config.teacher.partition(":")
     # timm's names are its own models, whether this project has them too or not.
     architecture = config.teacher_model or (name if scheme == "timm" else None)
@@ -99,13 +102,23 @@ def open_teacher(config: DistillConfig) -> OpenedModel:
             checkpoint_activations=False,
             pretrained=None,
         )
-    return open_model(
-        config.teacher,
-        model=model,
-        weights=config.teacher_weights,
-        image_size=config.teacher_image_size,
-        setting="task.teacher",
-    )
+    try:
+        return open_model(
+            config.teacher,
+            model=model,
+            weights=config.teacher_weights,
+            image_size=config.teacher_image_size,
+            setting="task.teacher",
+        )
+    except CheckpointError as error:
+        remedy = str(error).replace("model=timm model.name=", "task.teacher_model=")
+        raise CheckpointError(f"task.teacher: {remedy}") from error
+
+
+def teacher_bytes(config: DistillConfig, world: World) -> int:
+    """Memory of the weights of a teacher. All processes must call this together."""
+    model = open_teacher(config, world).model
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
 def matched_classes(
