@@ -47,9 +47,9 @@ _ROWS: dict[str, tuple[str, ...]] = {
     "pretrained weights checkpoint ckpt": ("init={}", "checkpoint={}", "source={}"),
     "teacher teacher_path teacher_checkpoint distill": ("task=distill task.teacher={}",),
     "teacher_model": ("task=distill task.teacher=timm:{}",),
-    "distillation_type": ("task=distill task.loss={}",),
-    "distillation_alpha": ("task=distill task.alpha={}",),
-    "distillation_tau tau": ("task=distill task.temperature={}",),
+    "distillation_type": ("task=distill task.teacher=outputs/RUN task.loss={}",),
+    "distillation_alpha": ("task=distill task.teacher=outputs/RUN task.alpha={}",),
+    "distillation_tau tau": ("task=distill task.teacher=outputs/RUN task.temperature={}",),
     "task.loss": ("task.loss={}",),  # not loss.kind
     "resume": ("Repeat the command of a run to resume it (on_existing=resume).",),
     "num_classes nb_classes": (
