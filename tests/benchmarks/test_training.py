@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from timm.utils import AverageMeter
 from task_steps import distillation_step
+from timm.utils import AverageMeter
 from training import SETTINGS, collect_images, summarise
 from training_loops import Setting, Times, our_loop, our_words, timm_loop, training_config
 

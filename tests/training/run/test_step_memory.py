@@ -148,8 +148,8 @@ def test_model_far_above_the_memory_is_refused_without_counting_to_its_end(
 def test_weights_of_a_teacher_are_part_of_the_estimate(tmp_path: Path) -> None:
     teacher = open_model(a_teacher(tmp_path)).model
     peaks = []
-    for words in ([], TASKS["distill"](tmp_path)):
-        config = small_config(tmp_path, *words)
+    for more in ([], TASKS["distill"](tmp_path)):
+        config = small_config(tmp_path, *more)
         model: Any = config.model
         peaks.append(StepMemory(config, model, (16, 16), 3, 8, ALONE).peak(8))
     assert peaks[1] - peaks[0] == sum(p.nbytes for p in teacher.parameters())
