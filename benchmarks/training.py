@@ -1,6 +1,6 @@
 """Images per second of a whole training loop: this project's, and one of timm's public parts.
 
-    python benchmarks/training.py [--settings photos small mini] --output FILE.json
+    python benchmarks/training.py [--settings photos small mini] [--tasks distill] [--output FILE]
 
 Both loops read the same files, decode and crop them, normalise, go forward and backward, clip the
 gradients, step AdamW along a cosine and log means. They take turns within each round, in one
@@ -10,6 +10,8 @@ apart and taken out.
 
 timm's loop is written here after its train.py, from what timm offers as a library: `create_loader`,
 `create_optimizer_v2`, `CosineLRScheduler`, `dispatch_clip_grad`, `AverageMeter`, `accuracy`.
+
+`--tasks` measures steps of other tasks beside their parts instead (`task_steps.py`).
 """
 
 import argparse
@@ -28,6 +30,7 @@ import PIL
 import timm
 import torch
 from data import generated_photo
+from task_steps import distillation_step
 from training_loops import CLASSES, Setting, Times, our_loop, timm_loop
 
 TIMM_LOOP, OUR_LOOP, OUR_MODEL = "timm", "vision", "vision, its own ViT"
@@ -49,6 +52,8 @@ SETTINGS = {
 }
 """The smaller the model, the more everything around it costs."""
 
+TASKS = {"distill": distillation_step}
+
 Loop = Callable[[int], Times]
 """Trains once, in the round of this number."""
 
@@ -57,6 +62,12 @@ def main() -> None:
     arguments = read_arguments()
     torch.set_num_threads(1)
     report: dict[str, Any] = {"rounds": arguments.rounds, "machine": machine(), "results": {}}
+    if arguments.tasks:
+        with tempfile.TemporaryDirectory() as temporary:
+            report["tasks"] = {
+                name: TASKS[name](Path(temporary), 4 * arguments.rounds) for name in arguments.tasks
+            }
+        arguments.settings = []
     for name in arguments.settings:
         setting = SETTINGS[name]
         if arguments.quick:
@@ -79,6 +90,7 @@ def main() -> None:
 def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=[])
     parser.add_argument("--folder", type=Path, help="images to use, at any depth, for all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="two steps, one round: does it run?")
@@ -182,6 +194,11 @@ def machine() -> dict[str, str]:
 def print_table(report: dict[str, Any]) -> None:
     """The same as the JSON, for people."""
     print(", ".join(f"{name} {value}" for name, value in report["machine"].items()))
+    for name, figure in report.get("tasks", {}).items():
+        parts = ", ".join(f"{part} {ms:.1f} ms" for part, ms in figure["milliseconds"].items())
+        print(f"\n{name}: {figure['title']}\n{parts}")
+        least, most = min(figure["ratios"]), max(figure["ratios"])
+        print(f"ratio **{figure['ratio']:.3f}** ({least:.2f} – {most:.2f}), ≤ {figure['bar']}")
     for result in report["results"].values():
         print(
             f"\n{result['setting']['title']}, {result['steps']} steps, {report['rounds']} rounds\n"

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from task_steps import distillation_step
 from timm.utils import AverageMeter
 from training import SETTINGS, collect_images, summarise
 from training_loops import Setting, Times, our_loop, our_words, timm_loop, training_config
@@ -64,3 +65,11 @@ def test_summary_is_of_medians_and_of_ratios_within_a_round() -> None:
     assert row["images_per_second"] == 32 / 2
     assert (row["least_ratio"], row["ratio_to_timm"], row["most_ratio"]) == (1.0, 2.0, 4.0)
     assert row["share_outside"] == pytest.approx(0.05)
+
+
+@pytest.mark.slow
+def test_step_with_a_teacher_is_measured_beside_its_parts(tmp_path: Path) -> None:
+    figure = distillation_step(tmp_path, 2)
+    assert set(figure["milliseconds"]) == {"student", "teacher", "distillation"}
+    assert min(figure["milliseconds"].values()) > 0
+    assert len(figure["ratios"]) == 2 and 0.5 < figure["ratio"] < 2

@@ -1,5 +1,6 @@
 """A run as training leaves it, with weights that were never trained."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,12 +14,12 @@ from vision.training.configs import TrainConfig
 CLASSES = ["bear", "cat", "dog", "eel"]
 
 
-def a_run(folder: Path, *overrides: str) -> Path:
+def a_run(folder: Path, *overrides: str, classes: Sequence[str] = CLASSES) -> Path:
     """The folder of a run of a small model for images of 24 × 24 pixels."""
     chosen = overrides or ("model=vit_mini", "model.width=32")
     values, _ = compose("train", ["data.image_size=24", *chosen])
     config = parse(TrainConfig, values)
-    model = build_model(config.model, (24, 24), classes=len(CLASSES), seed=1)
+    model = build_model(config.model, (24, 24), classes=len(classes), seed=1)
     generator = torch.Generator().manual_seed(0)
     tensors = {
         f"model.{name}": tensor + 0.3 * torch.rand(tensor.shape, generator=generator)
@@ -28,7 +29,7 @@ def a_run(folder: Path, *overrides: str) -> Path:
     }
     record = {
         "config": config.model_dump(mode="json"),
-        "classes": CLASSES,
+        "classes": list(classes),
         "channels": 3,
         "step": 7,
         "preprocess": {

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from finetune_runs import stop_after
 from small_runs import RICH, assert_same_bits, last_tensors, metrics, small_config, status, words
+from small_tasks import DISTILLED, OTHER_TASKS, TASKS
 from started_runs import start, start_training, torchrun, wait_for_step
 
 from vision.checkpoints.native.checkpoint import read_checkpoint, write_checkpoint
@@ -56,6 +57,16 @@ def test_run_killed_in_an_epoch_ends_in_the_same_bits(
         for event in (*whole, *killed):
             event.pop("images_per_second", None)
         assert whole == killed
+
+
+@pytest.mark.parametrize("task", OTHER_TASKS)
+def test_run_of_another_task_killed_in_an_epoch_ends_in_the_same_bits(
+    tmp_path: Path, task: str
+) -> None:
+    settings = [*RICH, *TASKS[task](tmp_path), "max_batch_per_device=4", "precision=bf16"]
+    assert train(small_config(tmp_path / "whole", *settings), "x") == 0
+    kill_and_resume(tmp_path / "killed", settings, [8])
+    assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "killed"))
 
 
 @pytest.mark.slow
@@ -181,7 +192,7 @@ def test_run_with_timms_muon_is_not_resumed_with_this_projects(
 
 
 @pytest.mark.parametrize(
-    ("parallel", "model", "optimizer"),
+    ("parallel", "model", "settings"),
     [
         ("ddp", "vit_mini", []),
         ("fsdp", "swin_mini", []),
@@ -194,11 +205,11 @@ def test_run_with_timms_muon_is_not_resumed_with_this_projects(
     ],
 )
 def test_two_processes_learn_what_one_learns(
-    tmp_path: Path, parallel: str, model: str, optimizer: list[str]
+    tmp_path: Path, parallel: str, model: str, settings: list[str]
 ) -> None:
     """Without mixing and dropout, which are drawn per process."""
-    settings = ["ema=0.9", "duration=8steps", f"parallel={parallel}", "channels_last=true"]
-    settings += [*optimizer, "flip_test=true"]
+    settings = [*settings, "ema=0.9", "duration=8steps", f"parallel={parallel}"]
+    settings += ["channels_last=true", "flip_test=true"]
     assert train(small_config(tmp_path / "one", *settings, model=model), "x") == 0
     # Each of the two takes its half in two parts, too.
     process = torchrun(tmp_path / "two", *settings, "max_batch_per_device=2", model=model)
@@ -213,6 +224,21 @@ def test_two_processes_learn_what_one_learns(
             losses = [[e[name] for e in metrics(tmp_path / n, split)] for n in ("one", "two")]
             assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     assert output.count("Finished.") == 1  # only one process speaks
+
+
+@pytest.mark.parametrize(
+    ("parallel", "task", "more"),
+    [
+        ("fsdp", "distill", DISTILLED),
+        pytest.param("ddp", "distill", DISTILLED, marks=pytest.mark.slow),
+        pytest.param("ddp", "distill", [], marks=pytest.mark.slow),
+    ],
+)
+def test_two_processes_learn_another_task_as_one_does(
+    tmp_path: Path, parallel: str, task: str, more: list[str]
+) -> None:
+    settings = [*TASKS[task](tmp_path), *more]
+    test_two_processes_learn_what_one_learns(tmp_path, parallel, "vit_mini", settings)
 
 
 def test_run_of_two_processes_goes_on_in_one(tmp_path: Path) -> None:

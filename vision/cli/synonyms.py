@@ -45,6 +45,12 @@ _ROWS: dict[str, tuple[str, ...]] = {
     ),
     "pretrained=false": ("init=null",),
     "pretrained weights checkpoint ckpt": ("init={}", "checkpoint={}", "source={}"),
+    "teacher teacher_path teacher_checkpoint distill": ("task=distill task.teacher={}",),
+    "teacher_model": ("task=distill task.teacher=timm:{}",),
+    "distillation_type": ("task=distill task.teacher=outputs/RUN task.loss={}",),
+    "distillation_alpha": ("task=distill task.teacher=outputs/RUN task.alpha={}",),
+    "distillation_tau tau": ("task=distill task.teacher=outputs/RUN task.temperature={}",),
+    "task.loss": ("task.loss={}",),  # not loss.kind
     "resume": ("Repeat the command of a run to resume it (on_existing=resume).",),
     "num_classes nb_classes": (
         "Leave it out: the number of classes follows from the data or the weights (data=cifar10).",

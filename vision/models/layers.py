@@ -35,9 +35,16 @@ class Classifier(nn.Module):
         """Pooled features (b c) → logits (b classes)."""
         return self.head(pooled)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Images (b channels height width) → logits (b classes)."""
-        return self.forward_head(self.forward_features(images))
+    def forward_heads(self, features: Tensor) -> Tensor:
+        """Features → logits of each head by itself (heads b classes)."""
+        return self.forward_head(features)[None]
+
+    def forward(self, images: Tensor, apart: bool = False) -> Tensor:
+        """Images (b channels height width) → logits (b classes); `apart`: of each head by itself
+        (heads b classes), for a loss that teaches them differently.
+        """
+        features = self.forward_features(images)
+        return self.forward_heads(features) if apart else self.forward_head(features)
 
     def heads(self) -> list[nn.Module]:
         """The classifying layer, or both of a distilled model."""

@@ -37,6 +37,22 @@ class TimmModel(Classifier):
         """Features → logits (b classes)"""
         return self.model.forward_head(features)
 
+    def forward_heads(self, features: Tensor) -> Tensor:
+        """Features → logits of each head by itself (heads b classes): two of a model that timm has
+        for distillation.
+        """
+        if not hasattr(self.model, "set_distilled_training"):
+            return super().forward_heads(features)
+        # timm keeps the heads apart in training mode alone, which a frozen model does not have.
+        mode, self.model.training = self.model.training, True
+        self.model.set_distilled_training(True)
+        try:
+            found = self.model.forward_head(features)
+        finally:
+            self.model.set_distilled_training(False)
+            self.model.training = mode
+        return torch.stack(found) if isinstance(found, tuple) else found[None]
+
     def pool(self, features: Tensor) -> Tensor:
         """Features → input of timm's classifying layer (b c)"""
         return self.model.forward_head(features, pre_logits=True)

@@ -218,6 +218,12 @@ class ViT(Classifier):
         first, second = pooled.chunk(2, dim=1)
         return (self.head(first) + self.head_dist(second)) / 2
 
+    def forward_heads(self, features: Tensor) -> Tensor:
+        """Tokens (b n c) → logits of each head by itself (heads b classes)."""
+        heads = self.heads()
+        pooled = self.pool(features).chunk(len(heads), dim=1)
+        return torch.stack([head(x) for head, x in zip(heads, pooled, strict=True)])
+
     def heads(self) -> list[nn.Module]:
         """The head, and the head of the distillation token if there is one."""
         return [self.head] if self.head_dist is None else [self.head, self.head_dist]

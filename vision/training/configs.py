@@ -321,6 +321,14 @@ class TrainConfig(Config):
                 f"tune.cache=true computes the features of every image once, but {changed} "
                 "changes images each time; use augment=none or tune.cache=false."
             )
+        if self.task.kind == "distill" and (caches or self.probe_first is not None):
+            setting, remedy = (
+                ("tune.cache=true", "tune.cache=false") if caches else ("probe_first", "null")
+            )
+            raise ValueError(
+                f"{setting} trains on stored features, but task=distill shows images to a teacher; "
+                f"use {remedy}."
+            )
         if caches and self.flip_test:
             raise ValueError(
                 "flip_test: tune.cache=true stores no features of mirror images; use "

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from small_runs import small_config, status, words
+from small_tasks import TASKS, a_teacher
 
+from vision.checkpoints.open import open_model
 from vision.cli.app import main
 from vision.training.configs import TrainConfig
 from vision.training.job import TrainingJob, build_job
@@ -140,3 +143,13 @@ def test_model_far_above_the_memory_is_refused_without_counting_to_its_end(
     assert main(["train", *words(tmp_path, *huge)]) == 2
     (message,) = capsys.readouterr().err.splitlines()
     assert "more than 8 MiB" in message and "a smaller model" in message
+
+
+def test_weights_of_a_teacher_are_part_of_the_estimate(tmp_path: Path) -> None:
+    teacher = open_model(a_teacher(tmp_path)).model
+    peaks = []
+    for more in ([], TASKS["distill"](tmp_path)):
+        config = small_config(tmp_path, *more)
+        model: Any = config.model
+        peaks.append(StepMemory(config, model, (16, 16), 3, 8, ALONE).peak(8))
+    assert peaks[1] - peaks[0] == sum(p.nbytes for p in teacher.parameters())

@@ -31,6 +31,8 @@ from vision.training.optim import build_optimizer
 from vision.training.run.distributed import World
 from vision.training.run.machine_memory import device_memory
 from vision.training.state import start_average
+from vision.training.tasks.configs import DistillConfig
+from vision.training.tasks.teacher import teacher_bytes
 from vision.training.tune import freeze
 
 REFUSED, WARNED = 1.5, 0.9
@@ -63,6 +65,10 @@ class StepMemory:
         """Memory of the device; None where that, or what the run needs, is unknown."""
         self.share = max(1, config.batch_size // world.size)
         """Images of a step on one device."""
+        self.beside = 0
+        """Weights of a teacher, whole on every device."""
+        if self.available is not None and isinstance(config.task, DistillConfig):
+            self.beside = teacher_bytes(config.task, world)
         self._live = LiveMemory(_GIVEN_UP * self.available if self.available else math.inf)
         self._peaks: dict[int, float] = {}
         self._model_config = model
@@ -73,13 +79,13 @@ class StepMemory:
         )
 
     def peak(self, images: int) -> float:
-        """The larger peak of a backward pass and an update; infinite if it is far above what the
-        device has.
+        """The larger peak of a backward pass and an update, beside a teacher; infinite if it is far
+        above what the device has.
         """
         if images not in self._peaks and self._update < math.inf:
             backward = self._counted(lambda: self._peak_of_backward(images))
             self._peaks[images] = max(self._update, backward)
-        return self._peaks.get(images, math.inf)
+        return self._peaks.get(images, math.inf) + self.beside
 
     def sizes_that_fit(self, at_most: int) -> list[int]:
         """Equal parts of a device's share, up to `at_most` images, with enough memory, the largest

@@ -1,6 +1,7 @@
 """Classification of images: augmented, mixed (Mixup, CutMix) and smoothed."""
 
 from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +27,7 @@ TRAINING, VALIDATION = 32, 16
 class Classification(Task[Batch]):
     """Cross-entropy, BCE or focal loss of an image's classes."""
 
-    measures = ("loss", "top1")
+    measures: ClassVar[tuple[str, ...]] = ("loss", "top1")
     headline = ("loss", "top1", "top5", "balanced_accuracy", "macro_f1", "top1_flipped")
 
     def __post_init__(self) -> None:

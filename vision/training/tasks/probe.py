@@ -32,6 +32,7 @@ from vision.evaluation.evaluate import evaluation_mode
 from vision.evaluation.metrics import add_batch, empty_sums, results
 from vision.files import replacing, write_all
 from vision.models.build import autocast
+from vision.models.fingerprint import digest_weights
 from vision.models.layers import Classifier, static_bias
 from vision.randomness import generator
 from vision.training.configs import PLAIN_IMAGES, TrainConfig
@@ -175,7 +176,7 @@ def load_features(task: Task[Any], batch_size: int, reporter: Reporter) -> dict[
     All processes must call this together, when the model has its weights.
     """
     world, run, index = task.world, task.run, "features/index.json"
-    weights = _digest_weights(task.model)
+    weights = digest_weights(task.model, excluded=task.model.head_names())  # features need no head
     found, done = {}, []
     for split, source in (("train", task.data.train), ("val", task.data.val)):
         path = run.folder / "features" / f"{split}.npy"
@@ -269,18 +270,6 @@ def _all_rows(
     rows[:, world.rank, width] = (ids >= 0).to(rows)
     numbers = world.sum(rows).flatten(0, 1).cpu().numpy()
     return numbers[:, :width], numbers[:, width] > 0
-
-
-def _digest_weights(model: Classifier) -> str:
-    """A digest of all weights that the features depend on: all but the head's."""
-    digest = hashlib.sha256()
-    excluded = model.head_names()
-    for name, tensor in model.state_dict().items():
-        if name not in excluded:
-            data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            digest.update(memoryview(data.numpy()))
-    return digest.hexdigest()
 
 
 def _fingerprint(weights: str, config: TrainConfig, preprocess: Preprocess, source: Source) -> str:

@@ -24,7 +24,7 @@ from vision.training.run.distributed import World
 from vision.training.run.log import Reporter
 from vision.training.run.run_folder import Run
 from vision.training.run.stop import StopRequest
-from vision.training.tasks.configs import ClassifyConfig
+from vision.training.tasks.configs import ClassifyConfig, DistillConfig
 
 
 class Samples(Protocol):
@@ -174,3 +174,7 @@ def select_task(
             from vision.training.tasks.classification import Classification
 
             return Classification(*parts)
+        case DistillConfig():
+            from vision.training.tasks.distillation import Distillation
+
+            return Distillation(*parts)
