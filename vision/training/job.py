@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -20,25 +19,15 @@ from vision.checkpoints.native.header import read_record
 from vision.checkpoints.native.run_record import RunRecord, run_record
 from vision.checkpoints.open import OpenedModel, open_model
 from vision.config import ConfigError, pair
-from vision.data.batches import build_loader
 from vision.data.configs import DataConfig, FolderConfig
-from vision.data.order import BatchOrder, BatchRequest
-from vision.data.preprocess import (
-    NAMES,
-    Known,
-    Preprocess,
-    normalizer,
-    resolve_preprocess,
-    usual_values,
-)
+from vision.data.order import BatchOrder
+from vision.data.preprocess import NAMES, Known, Preprocess, resolve_preprocess, usual_values
 from vision.data.sources.build_source import build_source, image_size
 from vision.data.sources.source import Source
 from vision.data.sources.table import read_table, with_saved_split, write_table
 from vision.models.build import build_model
 from vision.models.configs import AutoModelConfig, ModelConfig
 from vision.models.layers import Classifier, Grid
-from vision.models.stems import ConvStem
-from vision.randomness import generator
 from vision.training.configs import TrainConfig, TuneAllConfig
 from vision.training.optim import build_optimizer
 from vision.training.run.distributed import World, compile_steps, parallelize
@@ -51,10 +40,7 @@ from vision.training.state import TrainState, start_average
 from vision.training.step import empty_sums
 from vision.training.tasks.task import Task, TrainingData, select_task
 from vision.training.tune import freeze
-
-WHITENED = 2000
-"""Number of training images whose pixels a stem whitens."""
-
+from vision.training.whitening import fit_whitening
 
 @dataclass(frozen=True)
 class StartingModel:
@@ -233,30 +219,9 @@ def _starting_model(
         seed=config.seed,
     )
     if record is None:
-        _whiten(model, config, train, preprocess, world)
+        fit_whitening(model, config, train, preprocess, world)
     report = None if record is None else record.load_report
     return StartingModel(model, chosen, preprocess, memory, known, report)
-
-
-def _whiten(
-    model: Classifier, config: TrainConfig, train: Source, preprocess: Preprocess, world: World
-) -> None:
-    """Fit the whitening of a stem that has one to some training images, alike in all processes."""
-    stem = getattr(model, "patch_embed", None)
-    if not isinstance(stem, ConvStem) or stem.whitening is None:
-        return
-    drawn = generator(config.seed, "whitening").permutation(len(train))[:WHITENED]
-    requests = [
-        BatchRequest(0, part, np.zeros_like(part))
-        for part in np.array_split(drawn, -(-len(drawn) // 50))
-    ]
-    here = config.loader.model_copy(update={"workers": 0})
-    loader = build_loader(train, preprocess, config.data, here)
-    normalize = normalizer(preprocess, torch.device("cpu"))
-    stem.whitening.fit(
-        normalize(batch.images[batch.ids >= 0]) for batch in loader.batches(requests)
-    )
-    stem.whitening.weight.data = world.from_main(stem.whitening.weight.data)
 
 
 def _preprocess(
