@@ -23,11 +23,12 @@ from vision.data.configs import DataConfig, FolderConfig
 from vision.data.order import BatchOrder
 from vision.data.preprocess import NAMES, Known, Preprocess, resolve_preprocess, usual_values
 from vision.data.sources.build_source import build_source, image_size
-from vision.data.sources.source import Source
+from vision.data.sources.source import Source, Unlabelled
 from vision.data.sources.table import read_table, with_saved_split, write_table
 from vision.models.build import build_model
 from vision.models.configs import AutoModelConfig, ModelConfig
 from vision.models.layers import Classifier, Grid
+from vision.models.masked import MaskedModel
 from vision.training.configs import TrainConfig, TuneAllConfig
 from vision.training.optim import build_optimizer
 from vision.training.run.distributed import World, compile_steps, parallelize
@@ -38,9 +39,12 @@ from vision.training.run.stop import StopRequest
 from vision.training.schedule import Schedule, build_schedule
 from vision.training.state import TrainState, start_average
 from vision.training.step import empty_sums
+from vision.training.tasks.configs import MaskedConfig
+from vision.training.tasks.masked_model import load_decoder, masked_model
 from vision.training.tasks.task import Task, TrainingData, select_task
 from vision.training.tune import freeze
 from vision.training.whitening import fit_whitening
+
 
 @dataclass(frozen=True)
 class StartingModel:
@@ -109,6 +113,8 @@ def build_job(
     _set_up_torch(config, world)
     sources = _data_config(config, run, world)
     train, val = build_source(sources, "train"), build_source(sources, "val")
+    if isinstance(config.task, MaskedConfig):
+        train, val = Unlabelled(train), Unlabelled(val)
     start = _starting_model(config, run, world, init, train)
     data = TrainingData(train, val, start.preprocess)
     model = _on_device(config, start.model, world)
@@ -191,6 +197,10 @@ def _starting_model(
     if record is None and init is not None:
         opened = _opened(config, world, init, train)
         preprocess = _preprocess(config, train, opened.trained_size, opened.known)
+        if isinstance(config.task, MaskedConfig):
+            model = _masked(config, config.task, opened.model, preprocess)
+            report = load_decoder(model, opened.decoder, opened.report)
+            opened = replace(opened, model=model, report=report)
         return StartingModel(
             opened.model,
             opened.config,
@@ -220,8 +230,17 @@ def _starting_model(
     )
     if record is None:
         fit_whitening(model, config, train, preprocess, world)
+    if isinstance(config.task, MaskedConfig):
+        model = _masked(config, config.task, model, preprocess)
     report = None if record is None else record.load_report
     return StartingModel(model, chosen, preprocess, memory, known, report)
+
+
+def _masked(
+    config: TrainConfig, task: MaskedConfig, encoder: Classifier, preprocess: Preprocess
+) -> MaskedModel:
+    size, channels = preprocess.image_size, preprocess.channels
+    return masked_model(task, encoder, size, channels, config.seed)
 
 
 def _preprocess(
