@@ -59,7 +59,7 @@ class OpenedModel(Description):
     report: LoadReport
     """What became of each tensor."""
     decoder: Mapping[str, Tensor] = field(default_factory=dict)
-    """What masked pretraining has beside the model, by the names of `models/masked.py`."""
+    """What masked pretraining has beside the model, by the names of `models/reconstruction.py`."""
     resized_as: str = "vision"
     """The project in whose way tables of positions are fitted to another grid."""
     weights: Literal["raw", "ema"] = "raw"

@@ -28,7 +28,7 @@ from vision.data.sources.table import read_table, with_saved_split, write_table
 from vision.models.build import build_model
 from vision.models.configs import AutoModelConfig, ModelConfig
 from vision.models.layers import Classifier, Grid
-from vision.models.masked import MaskedModel
+from vision.models.reconstruction import MaskedModel
 from vision.training.configs import TrainConfig, TuneAllConfig
 from vision.training.optim import build_optimizer
 from vision.training.run.distributed import World, compile_steps, parallelize
@@ -198,9 +198,9 @@ def _starting_model(
         opened = _opened(config, world, init, train)
         preprocess = _preprocess(config, train, opened.trained_size, opened.known)
         if isinstance(config.task, MaskedConfig):
-            model = _masked(config, config.task, opened.model, preprocess)
-            report = load_decoder(model, opened.decoder, opened.report)
-            opened = replace(opened, model=model, report=report)
+            masked = _masked(config, config.task, opened.model, preprocess)
+            loaded = load_decoder(masked, opened.decoder, opened.report)
+            opened = replace(opened, model=masked, report=loaded)
         return StartingModel(
             opened.model,
             opened.config,

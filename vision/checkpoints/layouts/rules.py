@@ -118,8 +118,8 @@ class Converted:
     asked: dict[str, Asked] = field(default_factory=dict)
     """Settings that neither the tensors nor the layout show."""
     decoder: dict[str, Tensor] = field(default_factory=dict)
-    """What masked pretraining has beside the encoder, by the names of `models/masked.py`: ignored,
-    unless such pretraining is continued.
+    """What masked pretraining has beside the encoder, by the names of `models/reconstruction.py`:
+    ignored, unless such pretraining is continued.
     """
     preprocess: dict[str, object] = field(default_factory=dict)
     """How the images of published models of this layout were prepared, where all were alike."""

@@ -26,7 +26,7 @@ from vision.models.cost.as_on import AsOn
 from vision.models.cost.count import format_bytes
 from vision.models.cost.live_memory import LiveMemory
 from vision.models.layers import Classifier, Grid
-from vision.models.masked import MaskedModel
+from vision.models.reconstruction import MaskedModel
 from vision.training.configs import TrainConfig, TuneAllConfig, TuneHeadConfig
 from vision.training.optim import build_optimizer
 from vision.training.run.distributed import World

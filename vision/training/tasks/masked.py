@@ -19,7 +19,7 @@ from vision.data.preprocess import normalizer
 from vision.data.tools.contact_sheet import contact_sheet
 from vision.evaluation.evaluate import evaluation_mode
 from vision.models.build import autocast
-from vision.models.masked import MaskedModel
+from vision.models.reconstruction import MaskedModel
 from vision.randomness import generator
 from vision.training.tasks.configs import MaskedConfig
 from vision.training.tasks.masked_model import MaskPlan, plan_masks

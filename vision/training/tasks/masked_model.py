@@ -12,7 +12,13 @@ from vision.checkpoints.layouts.rules import DECODER
 from vision.checkpoints.load_report import LoadReport
 from vision.config import ConfigError, pair
 from vision.models.layers import Classifier, Grid
-from vision.models.masked import DecoderShape, MaskedAutoencoder, MaskedModel, SimMIM, stride
+from vision.models.reconstruction import (
+    DecoderShape,
+    MaskedAutoencoder,
+    MaskedModel,
+    SimMIM,
+    stride,
+)
 from vision.models.stems import ConvStem
 from vision.models.swin import Swin
 from vision.models.vit import ViT
