@@ -1,6 +1,7 @@
 """Images per second of a whole training loop: this project's, and one of timm's public parts.
 
     python benchmarks/training.py [--settings photos small mini] --output FILE.json
+    python benchmarks/training.py --masked      a step of MAE against a supervised one
 
 Both loops read the same files, decode and crop them, normalise, go forward and backward, clip the
 gradients, step AdamW along a cosine and log means. They take turns within each round, in one
@@ -28,6 +29,7 @@ import PIL
 import timm
 import torch
 from data import generated_photo
+from masked_step import DECODER_BAR, STEP_BAR, measure_masked
 from training_loops import CLASSES, Setting, Times, our_loop, timm_loop
 
 TIMM_LOOP, OUR_LOOP, OUR_MODEL = "timm", "vision", "vision, its own ViT"
@@ -57,6 +59,9 @@ def main() -> None:
     arguments = read_arguments()
     torch.set_num_threads(1)
     report: dict[str, Any] = {"rounds": arguments.rounds, "machine": machine(), "results": {}}
+    if arguments.masked:
+        print_masked(measure_masked(arguments.rounds))
+        return
     for name in arguments.settings:
         setting = SETTINGS[name]
         if arguments.quick:
@@ -81,6 +86,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--folder", type=Path, help="images to use, at any depth, for all")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--masked", action="store_true", help="masked pretraining alone")
     parser.add_argument("--quick", action="store_true", help="two steps, one round: does it run?")
     parser.add_argument("--output", type=Path, help="where to write the figures as JSON")
     arguments = parser.parse_args()
@@ -196,6 +202,16 @@ def print_table(report: dict[str, Any]) -> None:
                 f"| {f'≥ {RATIO_BAR}' if ours else ''} | {row['share_of_data']:.1%} "
                 f"| {row['share_outside']:.1%} | {f'≤ {SHARE_BAR:.0%}' if ours else ''} |"
             )
+
+
+def print_masked(figures: dict[str, float]) -> None:
+    """A step of MAE at 75 % hidden patches, and the size of its decoder."""
+    print(
+        f"supervised {figures['supervised_milliseconds']:.0f} ms, "
+        f"masked {figures['masked_milliseconds']:.0f} ms: **{figures['ratio']:.2f}** "
+        f"(≤ {STEP_BAR}); decoder {figures['decoder_share']:.1%} of the encoder's MACs "
+        f"(≤ {DECODER_BAR:.0%})"
+    )
 
 
 if __name__ == "__main__":
