@@ -1,6 +1,7 @@
 """Images per second of a whole training loop: this project's, and one of timm's public parts.
 
-    python benchmarks/training.py [--settings photos small mini] [--tasks distill] [--output FILE]
+    python benchmarks/training.py [--settings photos small mini] --output FILE.json
+    python benchmarks/training.py --tasks distill masked
 
 Both loops read the same files, decode and crop them, normalise, go forward and backward, clip the
 gradients, step AdamW along a cosine and log means. They take turns within each round, in one
@@ -11,7 +12,8 @@ apart and taken out.
 timm's loop is written here after its train.py, from what timm offers as a library: `create_loader`,
 `create_optimizer_v2`, `CosineLRScheduler`, `dispatch_clip_grad`, `AverageMeter`, `accuracy`.
 
-`--tasks` measures steps of other tasks beside their parts instead (`task_steps.py`).
+`--tasks` measures steps of other tasks instead, beside their parts or a supervised step
+(`task_steps.py`, `masked_step.py`).
 """
 
 import argparse
@@ -30,6 +32,7 @@ import PIL
 import timm
 import torch
 from data import generated_photo
+from masked_step import masked_step
 from task_steps import distillation_step
 from training_loops import CLASSES, Setting, Times, our_loop, timm_loop
 
@@ -52,7 +55,7 @@ SETTINGS = {
 }
 """The smaller the model, the more everything around it costs."""
 
-TASKS = {"distill": distillation_step}
+TASKS = {"distill": distillation_step, "masked": masked_step}
 
 Loop = Callable[[int], Times]
 """Trains once, in the round of this number."""

@@ -18,7 +18,17 @@ import torch
 from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 
-Purpose = Literal["augment", "order", "mixing", "replacement", "whitening", "flip"]
+Purpose = Literal[
+    "augment",
+    "order",
+    "mixing",
+    "replacement",
+    "whitening",
+    "flip",
+    "mask",
+    "evaluated_mask",
+    "decoder",
+]
 _PURPOSES: dict[Purpose, int] = {
     "augment": 0,
     "order": 1,
@@ -26,6 +36,9 @@ _PURPOSES: dict[Purpose, int] = {
     "replacement": 3,
     "whitening": 4,
     "flip": 5,
+    "mask": 6,
+    "evaluated_mask": 7,
+    "decoder": 8,
 }
 
 

@@ -26,7 +26,7 @@ Renaming = tuple[Annotated[tuple[str, str], BeforeValidator(_rule)], ...]
 
 WhichWeights = Literal["auto", "raw", "ema"]
 """The weights as trained, or their average; auto: the average if there is one."""
-Format = Literal["timm", "torchvision", "huggingface", "official", "vision"]
+Format = Literal["timm", "torchvision", "huggingface", "official", "mae", "vision"]
 """Layouts that `vision convert` writes."""
 
 

@@ -12,7 +12,11 @@ from torch import Tensor
 
 from vision.checkpoints.configs import Format, WhichWeights
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.layouts.export_pytorch import official_tensors, torchvision_tensors
+from vision.checkpoints.layouts.export_pytorch import (
+    mae_tensors,
+    official_tensors,
+    torchvision_tensors,
+)
 from vision.checkpoints.layouts.exporting import Export, refuse
 from vision.checkpoints.layouts.huggingface.export_huggingface import (
     huggingface_model,
@@ -53,8 +57,8 @@ def convert(
 ) -> Conversion:
     """Write weights as another library stores them; the numbers stay the same, bit by bit.
 
-    timm and huggingface: a new folder that the library opens by its path. torchvision, official and
-    vision: a new file. A model that the library cannot express is refused with the reason.
+    timm and huggingface: a new folder that the library opens by its path. torchvision, official,
+    mae and vision: a new file. A model that the library cannot express is refused with the reason.
     """
     if format not in FORMATS:
         raise ConfigError(f"format: '{format}' is unknown. {suggest(str(format), FORMATS)}")
@@ -63,6 +67,8 @@ def convert(
         place, model=model, weights=weights, rename=rename, setting="source", **given
     )
     export = Export(opened, opened.tensors)
+    if opened.decoder and format != "mae":
+        export.notes.append("The decoder of masked pretraining is left out; format=mae has it.")
     if format != "vision" and getattr(opened.config, "stem", "") in ("conv", "conv_whitened"):
         refuse(format, "its models embed patches, not the outputs of convolutions (model.stem)")
     written: list[Path] = []
@@ -80,6 +86,9 @@ def convert(
                 written = _write_file(output, _separate(tensors))
             case "official":
                 tensors = official_tensors(export)
+                written = _write_file(output, {"model": _separate(tensors)})
+            case "mae":
+                tensors = mae_tensors(export)
                 written = _write_file(output, {"model": _separate(tensors)})
             case "vision":
                 tensors = {f"model.{name}": tensor for name, tensor in export.tensors.items()}

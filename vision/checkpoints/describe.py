@@ -25,7 +25,7 @@ from vision.checkpoints.fit.infer_swin import swin_values
 from vision.checkpoints.fit.infer_vit import vit_values
 from vision.checkpoints.fit.timm_weights import describe_timm
 from vision.checkpoints.layouts.recognise import convert_names, recognise
-from vision.checkpoints.layouts.rules import Converted, need, stem_shape
+from vision.checkpoints.layouts.rules import DECODER, Converted, need, stem_shape
 from vision.checkpoints.metadata import Metadata, StoredWeights, architecture_of, read_metadata
 from vision.checkpoints.native.run_record import LoraRecord, RunRecord, check_sizes, run_record
 from vision.config import ConfigError, pair, parse, suggest
@@ -133,6 +133,11 @@ def _weights_of_run(raw: Raw, weights: WhichWeights) -> StoredWeights:
     # Buffers that are not averaged (counters) come from the weights as trained.
     tensors = parts["model"] | parts[chosen]
     record = run_record(raw.extra, raw.path)
+    pretrained = record.config.task.kind == "masked"
+    decoder = {n: t for n, t in tensors.items() if pretrained and not n.startswith("encoder.")}
+    if pretrained:
+        own = (name for name in tensors if name not in decoder)
+        tensors = {name.removeprefix("encoder."): tensors[name] for name in own}
     check_sizes(record, {name: t.shape for name, t in tensors.items()}, raw.path)
     tune = record.config.tune
     if isinstance(tune, LoraRecord):
@@ -141,7 +146,7 @@ def _weights_of_run(raw: Raw, weights: WhichWeights) -> StoredWeights:
         path=raw.path,
         layout="vision",
         tensors=tensors,
-        converted=Converted(tensors),
+        converted=Converted(tensors, dict.fromkeys(decoder, DECODER), decoder=decoder),
         metadata=Metadata(""),
         record=record,
         averaged=chosen == "ema",
@@ -228,7 +233,7 @@ def _describe_run(
         values.image_size,
         record.channels,
         len(record.classes),
-        record.classes,
+        record.classes or None,
         [(DEFAULT if n in undecided else run, {n: getattr(values, n)}) for n in NAMES],
         other_windows=window is not None,
     )

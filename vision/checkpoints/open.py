@@ -9,7 +9,7 @@ report says what differs.
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -58,6 +58,8 @@ class OpenedModel(Description):
     """The weights in the types of the file, under our names, as they were fitted to the model."""
     report: LoadReport
     """What became of each tensor."""
+    decoder: Mapping[str, Tensor] = field(default_factory=dict)
+    """What masked pretraining has beside the model, by the names of `models/reconstruction.py`."""
     resized_as: str = "vision"
     """The project in whose way tables of positions are fitted to another grid."""
     weights: Literal["raw", "ema"] = "raw"
@@ -208,6 +210,7 @@ def open_model(
         path=stored.path,
         tensors=fitting.tensors,
         report=_report(stored, fitting, found.assumed),
+        decoder=stored.converted.decoder,
         resized_as=project_of(stored) or "vision",
         weights="ema" if stored.averaged else "raw",
         record=stored.record,

@@ -51,9 +51,19 @@ class Batch(NamedTuple):
     """int64 (n,)"""
     ids: Tensor
     """int64 (n,): index of the image in its source; −1: a padding row, not to be counted."""
+    occurrences: Tensor
+    """int64 (n,): number of earlier uses of each image in this epoch."""
     epoch: int
     failures: tuple[Failure, ...]
     """Unreadable images: replaced by others in training, by padding rows in evaluation."""
+
+
+def black_images(number: int, preprocess: Preprocess) -> Batch:
+    """A batch of images without content, to try a step with."""
+    nothing = torch.zeros(number, dtype=torch.int64)
+    shape = (number, preprocess.channels, *preprocess.image_size)
+    images = torch.zeros(shape, dtype=torch.uint8)
+    return Batch(images, nothing, nothing, nothing, epoch=0, failures=())
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +102,7 @@ class Pipeline(Dataset[Batch]):
             rows.permute(0, 3, 1, 2),
             torch.from_numpy(labels),
             torch.from_numpy(ids),
+            torch.from_numpy(request.occurrences.copy()),
             request.epoch,
             tuple(failures),
         )

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from vision.models.attention import ObservedAttention, explicit_on_cpu
 from vision.models.configs import AnySwinConfig
+from vision.models.hidden_cells import HiddenCells
 from vision.models.layers import (
     Classifier,
     Derived,
@@ -250,13 +251,17 @@ class Swin(Classifier):
         """The geometry of every stage for a first grid. Windows keep their configured size."""
         return stage_shapes(self.config, self.windows, grid)
 
-    def forward_features(self, images: Tensor) -> Tensor:
-        """Images (b channels height width) → normed tokens (b y·x c), row by row."""
+    def forward_features(self, images: Tensor, hidden: HiddenCells | None = None) -> Tensor:
+        """Images (b channels height width) → normed tokens (b y·x c), row by row. `hidden`: patches
+        that a token of pretraining stands for (SimMIM).
+        """
         shapes = self.shapes(self.patch_embed.grid((images.shape[-2], images.shape[-1])))
         # Section 3.1: split the image into patches and embed each; padded to whole windows.
         x = self.patch_embed(images, multiple=self.windows[0])
         # Section 3.2: partition the grid into windows. Tokens stay in this order to the end.
         x = self.patch_norm(partition(x, self.windows[0]))
+        if hidden is not None:
+            x = hidden.replace(x, self.windows[0])
         if self.absolute_pos_embed is not None:
             x = x + self._absolute_positions(self.absolute_pos_embed, shapes[0])
         x = F.dropout(x, self.config.dropout, self.training)

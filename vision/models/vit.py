@@ -9,11 +9,12 @@ width of a head · y, x rows and columns of the patch grid.
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
+from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from vision.models.attention import ObservedAttention, width_of_head
 from vision.models.configs import ViTConfig
+from vision.models.hidden_cells import HiddenCells
 from vision.models.layers import (
     Classifier,
     DropPath,
@@ -170,20 +171,41 @@ class ViT(Classifier):
         self.head = _head(features, classes)
         self.head_dist = _head(width, classes) if config.distillation_token else None
 
-    def forward_features(self, images: Tensor) -> Tensor:
+    def forward_features(self, images: Tensor, hidden: HiddenCells | None = None) -> Tensor:
         """Images (b channels height width) → tokens (b n c), normed unless the norm follows the
-        pooling.
+        pooling. `hidden`: patches that a token of pretraining stands for (SimMIM).
         """
+        patches, grid = self._patches(images)
+        patches = patches if hidden is None else hidden.replace(patches)
+        x = self._encode(self._embed(patches, grid), grid)
+        return x if self.config.pool_norm == "after" else self.norm(x)
+
+    def forward_visible(self, images: Tensor, kept: Tensor) -> Tensor:
+        """Normed tokens of images of which only the patches `kept` (b k) are seen (MAE):
+        (b prefix + k c).
+        """
+        x = self._embed(*self._patches(images))
+        prefix = torch.arange(self.prefix, device=kept.device).expand(len(kept), -1)
+        kept = torch.cat([prefix, kept + self.prefix], dim=1)
+        x = x.gather(1, repeat(kept, "b k -> b k c", c=x.shape[-1]))
+        return self.norm(self._encode(x, self.grid, kept))
+
+    def _patches(self, images: Tensor) -> tuple[Tensor, Grid]:
+        """Images → embedded patches (b y·x c) and their grid."""
         x = self.patch_embed(images)
-        grid = (x.shape[-2], x.shape[-1])
-        x = self._embed(rearrange(x, "b c y x -> b (y x) c"), grid)
+        return rearrange(x, "b c y x -> b (y x) c"), (x.shape[-2], x.shape[-1])
+
+    def _encode(self, x: Tensor, grid: Grid, kept: Tensor | None = None) -> Tensor:
+        """All tokens of a grid, or those `kept` of each image, through the blocks."""
         x = self.norm_pre(F.dropout(x, self.config.dropout, self.training))
         rotations = [None] * len(self.blocks) if self.rotary is None else self.rotary(grid)
         bias = None if self.relative is None else self.relative(grid)
         for block, rotation in zip(self.blocks, rotations, strict=True):
+            if rotation is not None and kept is not None:
+                rotation = rotation.at(kept)
             recompute = self.config.checkpoint_activations
             x = run_block(block, x, grid, rotation, bias, recompute=recompute)
-        return x if self.config.pool_norm == "after" else self.norm(x)
+        return x
 
     def _embed(self, patches: Tensor, grid: Grid) -> Tensor:
         """Patches (b y·x c) with positions and prefix tokens: class token, distillation token,

@@ -1,6 +1,7 @@
 """Settings of a training run. Free of torch, so that a typo is reported at once."""
 
 import re
+from operator import attrgetter
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, model_validator
@@ -20,7 +21,7 @@ from vision.config import (
 )
 from vision.data.configs import AugmentConfig, DataConfig, LoaderConfig, PreprocessConfig
 from vision.models.configs import ModelChoice
-from vision.training.tasks.configs import LossConfig, Metric, TaskConfig
+from vision.training.tasks.configs import LABELLED, LossConfig, MaskedConfig, Metric, TaskConfig
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -339,6 +340,14 @@ class TrainConfig(Config):
                 f"checkpoint.best = {self.checkpoint.best}, which task={self.task.kind} does not "
                 f"measure; choose one of {', '.join(self.task.metrics)}."
             )
+        if isinstance(self.task, MaskedConfig):
+            for name, value in LABELLED.items():
+                if (found := attrgetter(name)(self)) != value:
+                    shown, plain = ("null" if v is None else v for v in (found, value))
+                    raise ValueError(
+                        f"{name} = {shown} has no meaning for task=masked, which trains all "
+                        f"weights without labels; use {name.removesuffix('.kind')}={plain}."
+                    )
         if self.probe_first is not None and isinstance(self.tune, TuneHeadConfig):
             raise ValueError("probe_first: a run with tune=head is a probe already; use null.")
         if self.data.sampling == "balanced":

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -20,25 +19,16 @@ from vision.checkpoints.native.header import read_record
 from vision.checkpoints.native.run_record import RunRecord, run_record
 from vision.checkpoints.open import OpenedModel, open_model
 from vision.config import ConfigError, pair
-from vision.data.batches import build_loader
 from vision.data.configs import DataConfig, FolderConfig
-from vision.data.order import BatchOrder, BatchRequest
-from vision.data.preprocess import (
-    NAMES,
-    Known,
-    Preprocess,
-    normalizer,
-    resolve_preprocess,
-    usual_values,
-)
+from vision.data.order import BatchOrder
+from vision.data.preprocess import NAMES, Known, Preprocess, resolve_preprocess, usual_values
 from vision.data.sources.build_source import build_source, image_size
-from vision.data.sources.source import Source
+from vision.data.sources.source import Source, Unlabelled
 from vision.data.sources.table import read_table, with_saved_split, write_table
 from vision.models.build import build_model
 from vision.models.configs import AutoModelConfig, ModelConfig
 from vision.models.layers import Classifier, Grid
-from vision.models.stems import ConvStem
-from vision.randomness import generator
+from vision.models.reconstruction import MaskedModel
 from vision.training.configs import TrainConfig, TuneAllConfig
 from vision.training.optim import build_optimizer
 from vision.training.run.distributed import World, compile_steps, parallelize
@@ -49,11 +39,11 @@ from vision.training.run.stop import StopRequest
 from vision.training.schedule import Schedule, build_schedule
 from vision.training.state import TrainState, start_average
 from vision.training.step import empty_sums
+from vision.training.tasks.configs import MaskedConfig
+from vision.training.tasks.masked_model import load_decoder, masked_model
 from vision.training.tasks.task import Task, TrainingData, select_task
 from vision.training.tune import freeze
-
-WHITENED = 2000
-"""Number of training images whose pixels a stem whitens."""
+from vision.training.whitening import fit_whitening
 
 
 @dataclass(frozen=True)
@@ -123,6 +113,8 @@ def build_job(
     _set_up_torch(config, world)
     sources = _data_config(config, run, world)
     train, val = build_source(sources, "train"), build_source(sources, "val")
+    if isinstance(config.task, MaskedConfig):
+        train, val = Unlabelled(train), Unlabelled(val)
     start = _starting_model(config, run, world, init, train)
     data = TrainingData(train, val, start.preprocess)
     model = _on_device(config, start.model, world)
@@ -206,6 +198,10 @@ def _starting_model(
     if record is None and init is not None:
         opened = _opened(config, world, init, train)
         preprocess = _preprocess(config, train, opened.trained_size, opened.known)
+        if isinstance(config.task, MaskedConfig):
+            masked = _masked(config, config.task, opened.model, preprocess)
+            loaded = load_decoder(masked, opened.decoder, opened.report)
+            opened = replace(opened, model=masked, report=loaded)
         return StartingModel(
             opened.model,
             opened.config,
@@ -234,30 +230,18 @@ def _starting_model(
         seed=config.seed,
     )
     if record is None:
-        _whiten(model, config, train, preprocess, world)
+        fit_whitening(model, config, train, preprocess, world)
+    if isinstance(config.task, MaskedConfig):
+        model = _masked(config, config.task, model, preprocess)
     report = None if record is None else record.load_report
     return StartingModel(model, chosen, preprocess, memory, known, report)
 
 
-def _whiten(
-    model: Classifier, config: TrainConfig, train: Source, preprocess: Preprocess, world: World
-) -> None:
-    """Fit the whitening of a stem that has one to some training images, alike in all processes."""
-    stem = getattr(model, "patch_embed", None)
-    if not isinstance(stem, ConvStem) or stem.whitening is None:
-        return
-    drawn = generator(config.seed, "whitening").permutation(len(train))[:WHITENED]
-    requests = [
-        BatchRequest(0, part, np.zeros_like(part))
-        for part in np.array_split(drawn, -(-len(drawn) // 50))
-    ]
-    here = config.loader.model_copy(update={"workers": 0})
-    loader = build_loader(train, preprocess, config.data, here)
-    normalize = normalizer(preprocess, torch.device("cpu"))
-    stem.whitening.fit(
-        normalize(batch.images[batch.ids >= 0]) for batch in loader.batches(requests)
-    )
-    stem.whitening.weight.data = world.from_main(stem.whitening.weight.data)
+def _masked(
+    config: TrainConfig, task: MaskedConfig, encoder: Classifier, preprocess: Preprocess
+) -> MaskedModel:
+    size, channels = preprocess.image_size, preprocess.channels
+    return masked_model(task, encoder, size, channels, config.seed)
 
 
 def _preprocess(

@@ -253,8 +253,10 @@ def _evaluated_numbers(job: TrainingJob, reporter: Reporter) -> dict[str, float]
         sheet = None
         with weights:
             numbers = task.evaluate(job.micro_batch)
-            if job.config.log.wandb != "disabled":
+            if task.drawn is not None or job.config.log.wandb != "disabled":
                 sheet = task.prediction_sheet(job.micro_batch, state.step)
+        if task.drawn is not None and sheet is not None and job.world.main:
+            job.run.write_image(f"{task.drawn}/{split}_{state.step:08d}.png", sheet)
         reporter.evaluation(job, split, numbers)
         reporter.image(state.step, f"{split}/images", sheet)
     if job.schedule.due(state.step, job.schedule.attention_every):

@@ -39,7 +39,7 @@ class Distillation(Classification):
     def loss(self, module: nn.Module, batch: Batch, step: int, part: int) -> tuple[Tensor, Tensor]:
         images, targets = self.inputs(batch, step, part)
         logits, wanted = module(images), self.teacher(images)
-        loss, sums = loss_and_sums(logits, targets, self.config.loss)
+        loss, sums = loss_and_sums(logits, targets, self.config.loss, self.balance)
         loss = loss + F.kl_div(logits.log_softmax(1), wanted.softmax(1), reduction="batchmean")
         agreement = (logits.argmax(1) == wanted.argmax(1)).sum()
         return loss, torch.stack([loss.detach() * len(images), sums[1], agreement, sums[2]])

@@ -1,5 +1,6 @@
-"""State dicts as torchvision's models and the official Swin code load them."""
+"""State dicts as torchvision's models and the official code of Swin and MAE load them."""
 
+import torch
 from torch import Tensor
 
 from vision.checkpoints.layouts import rules, torchvision
@@ -18,8 +19,12 @@ from vision.checkpoints.layouts.exporting import (
     window_buffers,
     without_positions,
 )
+from vision.checkpoints.layouts.meta import MAE_DECODER
 from vision.checkpoints.layouts.timm.timm_names import OFFICIAL_SWIN
+from vision.checkpoints.layouts.timm.timm_names import VIT as TIMM_VIT
 from vision.models.configs import SwinV2Config, ViTConfig
+from vision.models.positions.added import SinCos2d
+from vision.models.vit import ViT
 
 VIT: Needs = {
     **PLAIN_VIT,
@@ -29,6 +34,8 @@ VIT: Needs = {
     "norm_eps": (1e-6,),
 }
 """Settings of torchvision's ViT."""
+MAE: Needs = {**PLAIN_VIT, "activation": ("gelu",), "pool": ANY, "pool_norm": ANY}
+"""Settings of the official MAE's encoder; how it is pooled later is open."""
 
 
 def torchvision_tensors(export: Export) -> dict[str, Tensor]:
@@ -68,3 +75,21 @@ def official_tensors(export: Export) -> dict[str, Tensor]:
         for name, buffer in window_buffers(model).items()
     }
     return rules.from_ours(OFFICIAL_SWIN, export.tensors) | buffers | shift_masks(model)
+
+
+def mae_tensors(export: Export) -> dict[str, Tensor]:
+    """The state dict of the official MAE in pretraining: encoder and decoder."""
+    own, model, decoder = own_config(export), export.opened.model, dict(export.opened.decoder)
+    if not isinstance(own, ViTConfig) or not isinstance(model, ViT):
+        refuse("mae", "its encoder is a ViT")
+    check_settings(own, MAE, "mae", "its encoder")
+    if "embed.weight" not in decoder:
+        refuse("mae", "it has no decoder of such pretraining; format=timm takes the encoder alone")
+    if own.norm_eps != 1e-6:
+        export.notes.append(f"norm_eps={own.norm_eps} here; MAE's ViT has 1e-06.")
+    encoder = without_positions(export.tensors)
+    encoder["positions.table"] = position_rows(export, 1)
+    width = decoder["embed.weight"].shape[0]
+    cells = SinCos2d(model.grid, width, open_end=True)(model.grid)
+    decoder["positions.table"] = torch.cat([cells.new_zeros(1, 1, width), cells], dim=1)
+    return rules.from_ours(TIMM_VIT, encoder) | rules.from_ours(MAE_DECODER, decoder)

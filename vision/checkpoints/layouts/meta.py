@@ -21,14 +21,17 @@ from torch import Tensor
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.layouts import biases, rules
 from vision.checkpoints.layouts.rules import (
+    DECODER,
     IMAGENET,
     MASK_TOKEN,
     Converted,
     Ignored,
     NameTable,
     Rule,
+    same,
+    within,
 )
-from vision.checkpoints.layouts.timm.timm_names import LAYER_SCALE, VIT
+from vision.checkpoints.layouts.timm.timm_names import BLOCK, LAYER_SCALE, VIT
 
 _BICUBIC = IMAGENET | {"interpolation": "bicubic"}
 _CROPPED = _BICUBIC | {"crop_ratio": 0.875}
@@ -61,10 +64,24 @@ DINOV3_FACTS: dict[str, object] = {
     "pool": "class_token",
 }
 deit_to_ours = NameTable((*LAYER_SCALE, *VIT), preprocess=_BICUBIC)
-mae_to_ours = NameTable(
-    VIT, (Ignored(r"decoder_.*", "the decoder of pretraining"), MASK_TOKEN), _CROPPED
+_MAE_ENCODER = NameTable(VIT, (Ignored(r"decoder_.*|mask_token", DECODER),), _CROPPED)
+MAE_DECODER = (
+    *same("mask_token"),
+    Rule("embed.*", "decoder_embed.*"),
+    Rule("positions.table", "decoder_pos_embed"),
+    *within("decoder.{i}", "decoder_blocks.{i}", BLOCK),
+    Rule("norm.*", "decoder_norm.*"),
+    Rule("pred.*", "decoder_pred.*"),
 )
 dino_to_ours = NameTable(DINO, (MASK_TOKEN, _HEAD), _CROPPED)
+
+
+def mae_to_ours(tensors: Mapping[str, Tensor]) -> Converted:
+    """The encoder of a pretrained MAE; its decoder is set apart."""
+    result = _MAE_ENCODER(tensors)
+    decoder = {name: tensors[name] for name in result.ignored}
+    result.decoder = rules.to_ours(MAE_DECODER, (), decoder).tensors
+    return result
 
 
 def dinov3_to_ours(tensors: Mapping[str, Tensor]) -> Converted:

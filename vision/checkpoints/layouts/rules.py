@@ -117,10 +117,16 @@ class Converted:
     """Settings to assume, and to list as such, where nothing else says them."""
     asked: dict[str, Asked] = field(default_factory=dict)
     """Settings that neither the tensors nor the layout show."""
+    decoder: dict[str, Tensor] = field(default_factory=dict)
+    """What masked pretraining has beside the encoder, by the names of `models/reconstruction.py`:
+    ignored, unless such pretraining is continued.
+    """
     preprocess: dict[str, object] = field(default_factory=dict)
     """How the images of published models of this layout were prepared, where all were alike."""
 
 
+DECODER = "the decoder of masked pretraining"
+"""Why its tensors are ignored."""
 MASK_TOKEN = Ignored(r"(embeddings\.)?mask_token", "stands for hidden patches in pretraining")
 BUFFERS = (
     Ignored(r".*relative_position_index", "follows from the window; computed here"),

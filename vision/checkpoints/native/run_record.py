@@ -67,9 +67,16 @@ class LoraRecord(_RecordPart):
     ]
 
 
+class TaskRecord(_RecordPart):
+    """What a run minimised. Masked pretraining stores the model as the part `encoder`."""
+
+    kind: str = "classify"
+
+
 class SettingsRecord(_RecordPart):
     """The settings that the run was started with. A converted file has none of these."""
 
+    task: TaskRecord = TaskRecord()
     data: DataConfig | None = None
     """The data that the run was trained on."""
     init: str | None = None

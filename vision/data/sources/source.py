@@ -82,6 +82,14 @@ class Subset(Source):
         return self.source.read(int(self.indices[index]))
 
 
+class Unlabelled(Subset):
+    """All images of a source, without their classes."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source, np.arange(len(source)))
+        self.labels, self.classes = np.zeros_like(source.labels), ()
+
+
 def take(source: Source, indices: NDArray[np.int64]) -> Source:
     """Return some images of a source; the source itself if they are all, in order."""
     if len(indices) == len(source) and np.array_equal(indices, np.arange(len(source))):

@@ -40,11 +40,14 @@ class LearnedPositions(nn.Module):
 
 
 class SinCos2d(nn.Module):
-    """Fixed sines and cosines of row and column ("better plain ViT", Beyer et al., 2022)."""
+    """Fixed sines and cosines of row and column ("better plain ViT", Beyer et al., 2022).
 
-    def __init__(self, grid: Grid, width: int) -> None:
+    Wavelengths reach 2π · 10000; with `open_end`, as in MoCo v3 and MAE, one step less.
+    """
+
+    def __init__(self, grid: Grid, width: int, open_end: bool = False) -> None:
         super().__init__()
-        self.table = Derived(partial(_sincos2d, width), grid)
+        self.table = Derived(partial(_sincos2d, width, open_end), grid)
 
     def forward(self, grid: Grid) -> Tensor:
         """(1, y·x, c)"""
@@ -107,9 +110,10 @@ def by_cell(along_y: Tensor, along_x: Tensor) -> tuple[Tensor, Tensor]:
     return repeat(along_y, "y f -> (y x) f", x=x), repeat(along_x, "x f -> (y x) f", y=y)
 
 
-def _sincos2d(width: int, grid: Grid, device: torch.device) -> tuple[Tensor]:
+def _sincos2d(width: int, open_end: bool, grid: Grid, device: torch.device) -> tuple[Tensor]:
     quarter = width // 4
-    frequency = 10_000 ** -(torch.arange(quarter, device=device) / max(quarter - 1, 1))
+    steps = quarter if open_end else max(quarter - 1, 1)
+    frequency = 10_000 ** -(torch.arange(quarter, device=device) / steps)
     angles = [torch.outer(torch.arange(cells, device=device).float(), frequency) for cells in grid]
     rows, columns = by_cell(*angles)
     return (torch.cat([columns.sin(), columns.cos(), rows.sin(), rows.cos()], dim=-1)[None],)

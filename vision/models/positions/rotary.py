@@ -23,10 +23,19 @@ class Rotation(NamedTuple):
     """Angles for the channel pairs of a head."""
 
     cos: Tensor
-    """(n pairs), or (h n pairs) where each head has its own."""
+    """(n pairs), (h n pairs) where each head has its own, or (b h n pairs) where each image has."""
     sin: Tensor
     halves: bool
     """Whether a pair has one channel from each half of a head, or two neighbouring channels."""
+
+    def at(self, tokens: Tensor) -> "Rotation":
+        """The rotation of some tokens (b n) of each image."""
+
+        def taken(angles: Tensor) -> Tensor:
+            heads = angles if angles.ndim == 3 else angles[None]
+            return rearrange(heads[:, tokens], "h b n pair -> b h n pair")
+
+        return Rotation(taken(self.cos), taken(self.sin), self.halves)
 
 
 def rotary_positions(config: ViTConfig, grid: Grid, prefix: int) -> nn.Module:

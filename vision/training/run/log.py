@@ -153,6 +153,12 @@ class Reporter:
             f"vision visualize checkpoint={folder} images=photos/ page=true": "see where it looks",
             f"vision export checkpoint={folder} format=onnx": "use it elsewhere",
         }
+        if not job.data.train.classes:
+            commands = {
+                f"python train.py recipe=finetune model=auto init={folder} data=…": "train a head",
+                f"python eval.py checkpoint={folder} neighbours=20 data=…": "evaluate its features",
+                f"vision convert source={folder} format=timm output=…": "use it elsewhere",
+            }
         if job.start.config.kind == "timm":  # a baseline: most have no attention
             commands = {c: purpose for c, purpose in commands.items() if "visualize" not in c}
         width = max(map(len, commands))
@@ -218,6 +224,7 @@ def _summary(job: "TrainingJob") -> dict[str, str]:
     part = "" if trained == parameters else f", {trained:,} of them trained ({config.tune.kind})"
     train, val = job.data.train, job.data.val
     height, width = job.data.preprocess.image_size
+    classes = f"{len(train.classes)} classes" if train.classes else "without labels"
     scaling = ""
     if config.optimizer.reference_batch is not None:
         scaling = (
@@ -230,7 +237,7 @@ def _summary(job: "TrainingJob") -> dict[str, str]:
     return {
         "model": f"{job.start.config.kind}, {parameters:,} parameters{part}",
         "data": f"{config.data.kind}, {len(train):,} + {len(val):,} images of "
-        f"{height} × {width}, {len(train.classes)} classes",
+        f"{height} × {width}, {classes}",
         "preprocess": str(job.data.preprocess),
         "batch": f"{config.batch_size} = {job.micro_batch} per device × {world.size} device"
         f"{'s' if world.size > 1 else ''} × {job.order.accumulation} accumulated",

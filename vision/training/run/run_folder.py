@@ -7,6 +7,7 @@ outputs/<name>/
     metrics.jsonl  every number, one line per event; trackers get copies
     load_report.json  report on loading the initial weights, if there were any
     features/      cached features of a probe; see probe.py
+    reconstructions/  hidden and predicted pixels of validation images, of masked pretraining
     probe/         the run before this one, with probe_first
     split.csv      split of a folder of images
     skipped-0.jsonl  images that process 0 could not read, if there were any
@@ -24,14 +25,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.native.checkpoint_folder import latest
 from vision.checkpoints.native.header import read_record
 from vision.config import ConfigError, UserError
-from vision.files import make_folder, sync_file, write_text
+from vision.files import make_folder, replacing, sync_file, write_text
 from vision.training.configs import TrainConfig
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 FREE = (
     "name",
@@ -140,6 +144,14 @@ class Run:
     def write(self, name: str, values: Mapping[str, Any]) -> None:
         """Replace a JSON file of the run."""
         self._write(name, json.dumps(values, indent=1) + "\n")
+
+    def write_image(self, name: str, image: "Image") -> None:
+        """Replace an image of the run."""
+        file = self.folder / name
+        with writing(file):
+            make_folder(file.parent)
+            with replacing(file) as stream:
+                image.save(stream, format="png")
 
     def _write(self, name: str, text: str) -> None:
         file = self.folder / name

@@ -26,12 +26,14 @@ from vision.models.cost.as_on import AsOn
 from vision.models.cost.count import format_bytes
 from vision.models.cost.live_memory import LiveMemory
 from vision.models.layers import Classifier, Grid
+from vision.models.reconstruction import MaskedModel
 from vision.training.configs import TrainConfig, TuneAllConfig, TuneHeadConfig
 from vision.training.optim import build_optimizer
 from vision.training.run.distributed import World
 from vision.training.run.machine_memory import device_memory
 from vision.training.state import start_average
-from vision.training.tasks.configs import DistillConfig
+from vision.training.tasks.configs import DistillConfig, MaskedConfig
+from vision.training.tasks.masked_model import masked_model
 from vision.training.tasks.teacher import teacher_bytes
 from vision.training.tune import freeze
 
@@ -74,7 +76,11 @@ class StepMemory:
         self._model_config = model
         self._update = self._counted(
             lambda: self._peak_of_update(
-                build_model(model, image_size, channels=channels, classes=classes, device="meta")
+                self._trained_model(
+                    build_model(
+                        model, image_size, channels=channels, classes=classes, device="meta"
+                    )
+                )
             )
         )
 
@@ -153,6 +159,21 @@ class StepMemory:
                 self.available = None  # some models of timm look at contents
                 return 0.0
 
+    def _trained_model(self, model: Classifier) -> Classifier:
+        """The model with what the task adds to it."""
+        task = self.config.task
+        if not isinstance(task, MaskedConfig):
+            return model
+        return masked_model(task, model, self.image_size, self.channels, self.config.seed)
+
+    def _loss(self, images: Tensor) -> Tensor:
+        """The loss of a batch, of the shape and type of any other."""
+        if isinstance(self._model, MaskedModel):
+            mask = torch.zeros(len(images), *self._model.encoder.grid, dtype=torch.bool)
+            return self._model.losses(self._model(images, mask), images, mask).mean()
+        logits = self._model(images)
+        return F.cross_entropy(logits.float(), torch.zeros_like(logits, dtype=torch.float32))
+
     def _peak_of_update(self, model: Classifier) -> float:
         """Peak of an update. Afterwards everything is there that lasts from step to step."""
         config, live = self.config, self._live
@@ -193,11 +214,11 @@ class StepMemory:
         try:
             with torch.device("meta"), self._as_on():
                 batch = torch.zeros(images, self.channels, *self.image_size)
-                with torch.set_grad_enabled(not cached):
-                    logits = self._model(batch)
-                if not cached:
-                    targets = torch.zeros_like(logits, dtype=torch.float32)
-                    F.cross_entropy(logits.float(), targets).backward()
+                if cached:
+                    with torch.no_grad():
+                        self._model(batch)
+                else:
+                    self._loss(batch).backward()
         finally:
             self._optimizer.zero_grad(set_to_none=True)
         return live.peak - self._elsewhere(lasting)

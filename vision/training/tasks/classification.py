@@ -9,7 +9,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from vision.config import ConfigError
-from vision.data.batches import Batch, evaluation_batches, training_batches
+from vision.data.batches import Batch, black_images, evaluation_batches, training_batches
 from vision.data.images.mixing import mix_batch
 from vision.data.order import BatchOrder
 from vision.data.preprocess import normalizer
@@ -89,9 +89,7 @@ class Classification(Task[Batch]):
 
     def trial_batch(self, size: int) -> Batch:
         """Black images."""
-        preprocess, nothing = self.data.preprocess, torch.zeros(size, dtype=torch.int64)
-        shape = (size, preprocess.channels, *preprocess.image_size)
-        return Batch(torch.zeros(shape, dtype=torch.uint8), nothing, nothing, epoch=0, failures=())
+        return black_images(size, self.data.preprocess)
 
     def training_sheet(self, batch: Batch) -> Image:
         """The first images: augmented, normalised and mixed."""

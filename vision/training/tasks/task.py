@@ -24,7 +24,7 @@ from vision.training.run.distributed import World
 from vision.training.run.log import Reporter
 from vision.training.run.run_folder import Run
 from vision.training.run.stop import StopRequest
-from vision.training.tasks.configs import ClassifyConfig, DistillConfig
+from vision.training.tasks.configs import ClassifyConfig, DistillConfig, MaskedConfig
 
 
 class Samples(Protocol):
@@ -55,6 +55,9 @@ class Task(ABC, Generic[B]):
     """Names of the means that are logged in training; see `loss`."""
     headline: ClassVar[tuple[str, ...]]
     """Names of the evaluated numbers that are shown on the terminal, if there are any."""
+
+    drawn: ClassVar[str | None] = None
+    """Folder in the run's folder for the sheets of predictions; None: for the tracker alone."""
 
     config: TrainConfig
     data: TrainingData
@@ -178,3 +181,7 @@ def select_task(
             from vision.training.tasks.distillation import Distillation
 
             return Distillation(*parts)
+        case MaskedConfig():
+            from vision.training.tasks.masked import Masked
+
+            return Masked(*parts)

@@ -24,6 +24,7 @@ from vision.checkpoints.layouts.huggingface.huggingface_dino import (
 from vision.checkpoints.layouts.recognise import TYPES
 from vision.checkpoints.layouts.rules import (
     BUFFERS,
+    DECODER,
     MASK_TOKEN,
     Converted,
     Ignored,
@@ -107,7 +108,7 @@ SWIN_IN_MEMORY = (
 IGNORED = (
     Ignored(r"pooler\..*", "a hidden layer of pretraining, which the classifier does not use"),
     MASK_TOKEN,
-    Ignored(r"decoder\..*", "the decoder of pretraining"),
+    Ignored(r"decoder\..*", DECODER),
     *BUFFERS,
 )
 
