@@ -28,6 +28,7 @@ from vision.inspection.methods.spec import parse_methods
 from vision.inspection.trust.scoring import METRICS
 
 SCRIPTS = (
+    "elements.js",
     "core.js",
     "rollout.js",
     "methods.js",
