@@ -51,6 +51,7 @@ async function run() {
   get('answers').classList.remove('busy');
   get('explorer').classList.remove('busy');
   live.runs += 1;
+  document.documentElement.dataset.runs = String(live.runs);
 }
 
 async function predict(entry, name, signal) {
@@ -240,7 +241,7 @@ async function start() {
   get('theme').addEventListener('click', () => setTheme(document.documentElement.dataset.theme === 'dark' ? 'light' : 'dark'));
   for (const tab of ['explorer', 'steps']) get(`tab-${tab}`).addEventListener('click', () => setTab(tab));
   listenForPhotos(take);
-  window.live = { runs: () => live.runs, changes: () => structuredClone(live.entry.changes), answers: () => structuredClone(live.entry.answers) };
+  window.live = { changes: () => structuredClone(live.entry.changes), answers: () => structuredClone(live.entry.answers) };
   document.documentElement.dataset.ready = 'true';
 }
 

@@ -21,7 +21,7 @@ function stepCanvas(image, grid) {
     });
   }
   if (rows * columns <= 1024) {
-    context.strokeStyle = 'rgb(255 255 255 / 30%)';
+    context.strokeStyle = 'rgb(128 128 128 / 50%)';
     cells.forEach((cell) => context.strokeRect(...box(cell)));
   }
   if (grid.masked) {

@@ -88,7 +88,7 @@ function drawBoard(board) {
   const rect = ([top, left, tall, broad]) => [left * wide, top * high, broad * wide, tall * high];
   context.imageSmoothingEnabled = false;
   context.drawImage(image, 0, 0, wide, high);
-  context.strokeStyle = 'rgb(255 255 255 / 35%)';
+  context.strokeStyle = 'rgb(128 128 128 / 55%)';
   context.lineWidth = 1;
   context.beginPath();
   for (let row = 1; row < board.cells[0]; row++) { context.moveTo(0, row * board.step[0] * high); context.lineTo(wide, row * board.step[0] * high); }
