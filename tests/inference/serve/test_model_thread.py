@@ -77,7 +77,7 @@ def test_full_queue_refuses_and_a_cancelled_request_is_not_run(thread: ModelThre
     assert waiting[0].cancel() and thread.waiting == 8
     double.allowed.set()
     assert waiting[-1].result(20) == 16
-    assert 1 not in sum(double.batches, [])
+    assert all(1 not in batch for batch in double.batches)
 
 
 def test_error_is_the_result_of_its_batch_and_work_continues(thread: ModelThread) -> None:
