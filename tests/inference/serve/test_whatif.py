@@ -35,8 +35,10 @@ def test_move_puts_pixels_elsewhere_and_leaves_the_mean() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["{", '"x"', '[{"kind":"mask"}]', '[{"kind":"mask","box":[0,0,2,1]}]', '[{"kind":"mask"}]' * 2]
-    + ['[{"kind":"mask","box":[0,0,1,NaN]}]', '[{"kind":"mask","box":[0,0,1,1],"x":1}]'],
+    [
+        *("{", '"x"', '[{"kind":"mask"}]', '[{"kind":"mask","box":[0,0,2,1]}]'),
+        *('[{"kind":"mask","box":[0,0,1,NaN]}]', '[{"kind":"mask","box":[0,0,1,1],"x":1}]'),
+    ],
 )
 def test_wrong_changes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="changes"):

@@ -113,7 +113,7 @@ function render(page) {
     syncTabs(page);
   }
   // A frame that is not shown has no size to draw in; it is drawn when it gets one.
-  if (state.tab === 'explore' && window.innerWidth) {
+  if (state.tab === 'explore' && page.sizes().stage > 0) {
     drawImage(page, page.shown);
     if (changed) {
       drawScale(page, page.shown);
