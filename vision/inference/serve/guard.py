@@ -11,6 +11,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,6 +26,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN_PATHS = ("/", "/health")
 """Answered without a token: the page, which has no data of its own, and the sign of life."""
+DRAIN = 2
+"""Seconds for the rest of a body that is refused."""
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -36,9 +39,9 @@ HEADERS = (
 class RefusalError(Exception):
     """An answer instead of the one that was asked for."""
 
-    def __init__(self, status: int, detail: str) -> None:
+    def __init__(self, status: int, detail: str, unread: bool = True) -> None:
         super().__init__(detail)
-        self.status, self.detail = status, detail
+        self.status, self.detail, self.unread = status, detail, unread
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +66,8 @@ class Guard:
             check_headers(scope, self.config)
             body = await self._body(scope, receive)
         except RefusalError as refusal:
+            if refusal.unread:
+                await _drain(receive, int(4e6 * self.config.max_megabytes))
             await _refuse(refusal, answer)
             return
         if body is None:  # the client is gone
@@ -91,12 +96,15 @@ class Guard:
                         return None
                     content += message.get("body", b"")
                     if len(content) > limit:
+                        too_large.unread = message.get("more_body", False)
                         raise too_large
                     if not message.get("more_body", False):
                         return bytes(content)
         except TimeoutError:
             raise RefusalError(
-                408, f"The request did not arrive within {seconds:g} seconds (timeout)."
+                408,
+                f"The request did not arrive within {seconds:g} seconds (timeout).",
+                unread=False,
             ) from None
 
 
@@ -130,6 +138,19 @@ def _is_plain(host: str) -> bool:
         return parts.netloc == host and "@" not in host and (parts.port or 0) >= 0
     except ValueError:
         return False
+
+
+async def _drain(receive: Receive, most: int) -> None:
+    """Discard the rest of a body: a connection closed with unread data is reset, and the client
+    would not see the answer.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN):
+            while most > 0:
+                message = await receive()
+                most -= len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
 
 
 async def _refuse(refusal: RefusalError, send: Send) -> None:
