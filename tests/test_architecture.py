@@ -41,6 +41,8 @@ DOORS = {
     "wandb": {"training/run/log.py"},
     "submitit": {"sweeps/cluster.py"},
     "optuna": {"sweeps/search_study.py"},
+    "fastapi": {"inference/serve/app.py"},
+    "uvicorn": {"inference/serve/serve.py"},
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 
 
 @contextmanager
-def chromium() -> Iterator[Any]:
+def chromium(*flags: str) -> Iterator[Any]:
     """A browser; the test is skipped where there is none."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     names = ("chromium", "chromium-headless-shell", "google-chrome")
@@ -17,4 +17,4 @@ def chromium() -> Iterator[Any]:
     if found is None:
         pytest.skip("there is no Chromium on this machine: make browser")
     with playwright.sync_playwright() as driver:
-        yield driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield driver.chromium.launch(executable_path=found, args=["--no-sandbox", *flags])

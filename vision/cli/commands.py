@@ -14,6 +14,7 @@ from vision.data.configs import DataConfig
 from vision.data.tools.configs import DataCommandConfig, PrepareConfig
 from vision.evaluation.configs import AverageConfig, EvalConfig
 from vision.inference.configs import ExportConfig, PredictConfig
+from vision.inference.serve.configs import ServeConfig
 from vision.inference.visualize.configs import VisualizeConfig
 from vision.models.configs import AutoModelConfig, ModelChoice
 from vision.sweeps.configs import CompareConfig
@@ -232,6 +233,15 @@ def _visualize(config: VisualizeConfig) -> int:
     return run([_load(place, config, config.device) for place in config.checkpoint], config)
 
 
+def _serve(config: ServeConfig) -> int:
+    from vision.inference.serve.serve import check_packages, open_socket, serve
+
+    check_packages()
+    with open_socket(config.host, config.port) as listening:
+        loaded = [_load(place, config, config.device) for place in config.checkpoint]
+        return serve(loaded, listening, config)
+
+
 def _export(config: ExportConfig) -> int:
     from vision.inference.export import export
 
@@ -272,6 +282,7 @@ COMMANDS = {
         _visualize,
         paths="images",
     ),
+    "serve": Command("answer over HTTP, and on a live page", ServeConfig, _serve),
     "export": Command(
         "export a checkpoint to ONNX, torch.export or safetensors", ExportConfig, _export
     ),

@@ -240,12 +240,12 @@ def _heatmaps(
 
 
 def class_probability(
-    captured: Captured, image: int, number: int, names: Sequence[str]
+    captured: Captured, image: int, number: int, names: Sequence[str], temperature: float = 1.0
 ) -> ClassProbability:
     """A class of one image of a batch."""
     assert captured.logits is not None
     name = names[number] if number < len(names) else f"class {number}"
-    probability = float(captured.logits[image].float().softmax(0)[number])
+    probability = float((captured.logits[image].float() / temperature).softmax(0)[number])
     return ClassProbability(number, name, probability)
 
 

@@ -28,6 +28,7 @@ from vision.inspection.methods.spec import parse_methods
 from vision.inspection.trust.scoring import METRICS
 
 SCRIPTS = (
+    "elements.js",
     "core.js",
     "rollout.js",
     "methods.js",
@@ -76,11 +77,30 @@ class PageInfo:
     """Of any attention weight in the page."""
 
 
+@dataclass(frozen=True)
+class BuiltPage:
+    """A page in memory."""
+
+    content: bytes
+    rung: Rung
+    largest_error: float
+
+
 def write_page(
+    model: nn.Module, image: Tensor, shown: Image.Image, output: Path, **options: Any
+) -> PageInfo:
+    """Write the page of `build_page`, which takes the same options, to a file."""
+    page = build_page(model, image, shown, **options)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(output) as file:
+        write_all(file, page.content)
+    return PageInfo(output, len(page.content), page.rung, page.largest_error)
+
+
+def build_page(
     model: nn.Module,
     image: Tensor,
     shown: Image.Image,
-    output: Path,
     *,
     classes: Sequence[str] | None = None,
     top: int | Sequence[int] = 3,
@@ -90,21 +110,23 @@ def write_page(
     title: str = "Attention",
     subtitle: str = "",
     passes: Passes | None = None,
-) -> PageInfo:
-    """Write one self-contained page in which the attention for an image can be explored.
+    temperature: float = 1.0,
+) -> BuiltPage:
+    """One self-contained page in which the attention for an image can be explored.
 
     image: the input of the model, (channels height width) or with a batch of one. shown: the same
     view for the eye. classes: names in the model's order. top: the number of most probable classes
     that can be explained, or the numbers of classes. scores: of the methods on this image;
     scores_note: a remark on them, or why there are none. Attention that does not fit into
     max_megabytes is reduced, and the page describes how. passes: of this image, to share its
-    captures with others.
+    captures with others. temperature: by which logits are divided for the probabilities.
     """
     image = _single(image)
     _check_image(shown, image)
     if not max_megabytes > 0:
         raise ValueError(f"max_megabytes must be above 0, found {max_megabytes}.")
-    content = gather(passes or Passes(model, image), names=classes, classes=top)
+    passes = passes or Passes(model, image)
+    content = gather(passes, names=classes, classes=top, temperature=temperature)
     checked = _checked_scores(scores)
     about = {
         "title": title,
@@ -118,14 +140,15 @@ def write_page(
     budget = int(max_megabytes * 1e6) - len(frame.encode())
     packed = pack(content, limit=(budget - _header_room(content, about)) * 3 // 4)
     page = _filled(frame, packed.header | about, packed.stream)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(output) as file:
-        write_all(file, page)
-    return PageInfo(output, len(page), packed.rung, packed.header["largest_error"])
+    return BuiltPage(page, packed.rung, packed.header["largest_error"])
 
 
 def gather(
-    passes: Passes, *, names: Sequence[str] | None, classes: int | Sequence[int]
+    passes: Passes,
+    *,
+    names: Sequence[str] | None,
+    classes: int | Sequence[int],
+    temperature: float = 1.0,
 ) -> PageContent:
     """The content of the page of a single image.
 
@@ -140,13 +163,13 @@ def gather(
     return PageContent(
         captured=captured,
         pool=pool,
-        classes=_classes(passes, names, classes),
+        classes=_classes(passes, names, classes, temperature),
         norms=None if tokens is None else captured.layout.to_grid(tokens[0]),
     )
 
 
 def _classes(
-    passes: Passes, names: Sequence[str] | None, classes: int | Sequence[int]
+    passes: Passes, names: Sequence[str] | None, classes: int | Sequence[int], temperature: float
 ) -> list[PageClass]:
     if isinstance(classes, int) and classes < 0:
         raise ValueError(f"The number of classes must be 0 or more, found {classes}.")
@@ -164,9 +187,10 @@ def _classes(
         if captured.layers[-1].inputs is None:
             available.remove("token_gradcam")
         maps = {name: attribute(captured, method=name).values[0] for name in available}
+        number = int(captured.targets[0])
         found.append(
             PageClass(
-                about=class_probability(captured, 0, int(captured.targets[0]), names or ()),
+                about=class_probability(captured, 0, number, names or (), temperature),
                 matrices=[gradient_weighted(layer, "before")[0] for layer in captured.layers],
                 seed=cam_seed(captured, captured.targets)[0, 0] if "cam" in maps else None,
                 maps={name: values.clamp_min(0) for name, values in maps.items()},

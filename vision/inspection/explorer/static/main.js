@@ -112,7 +112,8 @@ function render(page) {
     page.shown = shownMap(page);
     syncTabs(page);
   }
-  if (state.tab === 'explore') {
+  // A frame that is not shown has no size to draw in; it is drawn when it gets one.
+  if (state.tab === 'explore' && page.sizes().stage > 0) {
     drawImage(page, page.shown);
     if (changed) {
       drawScale(page, page.shown);

@@ -1,0 +1,1 @@
+"""`vision serve`: an HTTP API and a live page for checkpoints."""
