@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vision.config import ConfigError
+from vision.data.sources.source import Labels
 from vision.randomness import generator
 
 Indices = NDArray[np.int64]
@@ -66,7 +67,7 @@ def epoch_length(samples: int, plan: BatchOrder) -> int:
 
 
 def training_requests(
-    labels: Indices, plan: BatchOrder, start: int = 0, stop: int | None = None
+    labels: Labels, plan: BatchOrder, start: int = 0, stop: int | None = None
 ) -> Iterator[BatchRequest]:
     """Yield this process's batches, epoch after epoch, from `start` to `stop` or without end.
 
@@ -93,7 +94,7 @@ def training_requests(
         epoch, position = epoch + 1, 0
 
 
-def epoch_order(labels: Indices, plan: BatchOrder, epoch: int) -> tuple[Indices, Indices]:
+def epoch_order(labels: Labels, plan: BatchOrder, epoch: int) -> tuple[Indices, Indices]:
     """Return the indices and occurrences of an epoch: as many as there are images."""
     random = generator(plan.seed, "order", epoch=epoch)
     distinct = -(-len(labels) // plan.repeats)
@@ -108,8 +109,9 @@ def epoch_order(labels: Indices, plan: BatchOrder, epoch: int) -> tuple[Indices,
     return indices[: len(labels)], occurrences[: len(labels)]
 
 
-def _balanced(labels: Indices, draws: int, random: np.random.Generator) -> tuple[Indices, Indices]:
+def _balanced(labels: Labels, draws: int, random: np.random.Generator) -> tuple[Indices, Indices]:
     """Draw every class, and every image of a class, equally often up to one draw."""
+    assert labels.ndim == 1, "refused by the task"
     by_class = np.argsort(labels, kind="stable")
     _, starts = np.unique(labels[by_class], return_index=True)
     members = np.split(by_class, starts[1:])

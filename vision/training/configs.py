@@ -20,7 +20,7 @@ from vision.config import (
 )
 from vision.data.configs import AugmentConfig, DataConfig, LoaderConfig, PreprocessConfig
 from vision.models.configs import ModelChoice
-from vision.training.tasks.configs import LossConfig, Metric, TaskConfig
+from vision.training.tasks.configs import LossConfig, Metric, MultiLabelConfig, TaskConfig
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -312,6 +312,13 @@ class TrainConfig(Config):
             raise ValueError(
                 "flip_test: tune.cache=true stores no features of mirror images; use "
                 "flip_test=false or tune.cache=false."
+            )
+        if isinstance(self.task, MultiLabelConfig) and (caches or self.probe_first is not None):
+            setting = "tune.cache=true" if caches else "probe_first"
+            remedy = "tune.cache=false" if caches else "probe_first=null"
+            raise ValueError(
+                f"{setting}: a probe on stored features has one class per image, not those of "
+                f"task=multi_label; use {remedy}."
             )
         if self.checkpoint.best not in self.task.metrics:
             raise ValueError(

@@ -104,12 +104,9 @@ class Classification(Task[Batch]):
         images = self.normalize(batch.images[shown].to(self.world.device))
         with evaluation_mode(self.module), autocast(self.config.precision, self.world.device):
             logits = self.module(images)
-        confidences, predicted = logits.float().softmax(1).max(1)
         captions = [
-            f"{self.classes[label]} / {self.classes[answer]} {confidence:.0%}"
-            for label, answer, confidence in zip(
-                batch.labels[shown].tolist(), predicted.tolist(), confidences.tolist(), strict=True
-            )
+            self.caption(label, answer)
+            for label, answer in zip(batch.labels[shown], logits.float(), strict=True)
         ]
         return contact_sheet(
             images,
@@ -119,6 +116,11 @@ class Classification(Task[Batch]):
             columns=4,
             title=f"Step {step}: label / prediction",
         )
+
+    def caption(self, label: Tensor, logits: Tensor) -> str:
+        """The label of an image, and the predicted class."""
+        confidence, answer = logits.softmax(0).max(0)
+        return f"{self.classes[int(label)]} / {self.classes[int(answer)]} {float(confidence):.0%}"
 
     def unreadable(self) -> Mapping[str, str]:
         """Training and validation images alike."""

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 from PIL.Image import Image
 from torch import Tensor, nn
 
+from vision.config import ConfigError
 from vision.data.batches import Batch, Loader, build_loader
 from vision.data.configs import AugmentConfig
 from vision.data.order import BatchOrder, evaluation_requests
@@ -24,7 +25,7 @@ from vision.training.run.distributed import World
 from vision.training.run.log import Reporter
 from vision.training.run.run_folder import Run
 from vision.training.run.stop import StopRequest
-from vision.training.tasks.configs import ClassifyConfig
+from vision.training.tasks.configs import ClassifyConfig, MultiLabelConfig
 
 
 class Samples(Protocol):
@@ -125,6 +126,10 @@ class Task(ABC, Generic[B]):
             },
         }
 
+    def evaluated_record(self) -> dict[str, Any]:
+        """Further fields, of a checkpoint whose weights were just evaluated."""
+        return {}
+
     def unreadable(self) -> Mapping[str, str]:
         """Names of the images that this process could not read so far, with the reasons."""
         return {f.name: f.reason for f in self.val_loader.failures.values()}
@@ -165,7 +170,12 @@ def select_task(
     says so.
     """
     parts = (config, data, model, run, world, stop)
+    check_labels(config, data.train)
     match config.task:
+        case MultiLabelConfig():
+            from vision.training.tasks.multi_label import MultiLabel
+
+            return MultiLabel(*parts)
         case ClassifyConfig() if isinstance(config.tune, TuneHeadConfig) and config.tune.cache:
             from vision.training.tasks.probe import Probe
 
@@ -174,3 +184,24 @@ def select_task(
             from vision.training.tasks.classification import Classification
 
             return Classification(*parts)
+
+
+def check_labels(config: TrainConfig, train: Source) -> None:
+    """Refuse a task whose images have other labels than the data."""
+    several = isinstance(config.task, MultiLabelConfig)
+    if several and not train.multi_label:
+        raise ConfigError(
+            f"task=multi_label: the images of data.kind={config.data.kind} have one class each; "
+            "use task=classify, or data with several: a table with a column labels (a;b) or a "
+            "column for each class, a data set with lists of labels, or data=shapes_two."
+        )
+    if train.multi_label and not several:
+        raise ConfigError(
+            f"task={config.task.kind}: the images of data.kind={config.data.kind} have several "
+            "labels each; use task=multi_label."
+        )
+    if several and config.data.sampling == "balanced":
+        raise ConfigError(
+            "data.sampling=balanced: images with several labels cannot be drawn class by class; "
+            "use data.sampling=uniform and task.pos_weight=balanced."
+        )
