@@ -221,4 +221,3 @@ def _crops(images: Tensor, size: tuple[int, int]) -> list[Tensor]:
     below, right = images.shape[-2] - height, images.shape[-1] - width
     places = [(round(below / 2), round(right / 2)), (0, 0), (0, right), (below, 0), (below, right)]
     return [images[..., top : top + height, left : left + width] for top, left in places]
-
