@@ -170,23 +170,22 @@ def compute_label_metrics(
     logits: Tensor,
     labels: Tensor,
     names: Sequence[str],
-    thresholds: Sequence[float] | None,
+    thresholds: Sequence[float],
     *,
     resamples: int,
     seed: int,
 ) -> MultiLabelMetrics:
     """The metrics of logits (n, classes) for images with these labels (n, classes)."""
     scores = sort_scores(logits, labels)
+    tuned = overall_metrics(scores, np.asarray(thresholds))
     metrics = overall_metrics(scores)
-    if thresholds is not None:
-        tuned = overall_metrics(scores, np.asarray(thresholds))
-        metrics |= {f"{name}{TUNED}": tuned[name] for name in tuned if name.endswith("_f1")}
+    metrics |= {f"{name}{TUNED}": tuned[name] for name in tuned if name.endswith("_f1")}
     draws = _resample(scores, resamples, seed) if resamples else {}
     return MultiLabelMetrics(
         metrics,
         {name: interval(values) for name, values in draws.items()},
         draws,
-        _class_rows(scores, names, np.asarray(thresholds or [THRESHOLD] * len(names))),
+        _class_rows(scores, names, np.asarray(thresholds)),
     )
 
 
@@ -241,12 +240,11 @@ class LabelMistake:
 
 
 def confident_label_mistakes(
-    logits: Tensor, labels: Tensor, thresholds: Sequence[float] | None, most: int
+    logits: Tensor, labels: Tensor, thresholds: Sequence[float], most: int
 ) -> list[LabelMistake]:
     """The images with the most confident mistakes, the most confident first."""
     chances = logits.double().sigmoid()
-    limits = torch.tensor(thresholds or [THRESHOLD] * logits.shape[1], dtype=torch.float64)
-    present = chances >= limits
+    present = chances >= torch.tensor(thresholds, dtype=torch.float64)
     wrong = (present != (labels == 1)) & (labels >= 0)
     sure = torch.where(present, chances, 1 - chances).where(wrong, -1.0)
     confidence, place = sure.max(1)

@@ -21,6 +21,7 @@ from vision.data.preprocess import Preprocess, input_batch, input_pixels
 from vision.files import read_file
 from vision.models.configs import ModelChoice
 from vision.models.layers import Classifier, static_bias
+from vision.models.probabilities import probabilities
 
 ImageInput = str | Path | bytes | Image.Image | NDArray[np.uint8] | Tensor
 """The name or the content of a file, a Pillow image, a uint8 array (height, width, channels) or a
@@ -38,6 +39,9 @@ class Prediction:
     probability: float
     top: tuple[tuple[str, float], ...]
     """The most probable classes with their probabilities, best first."""
+    present: tuple[tuple[str, float], ...] | None = None
+    """All classes at or above their thresholds, best first, of a model for several labels; None for
+    one class per image."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +118,22 @@ class Loaded:
 
     def predictions(self, logits: Tensor, top: int) -> list[Prediction]:
         """The most probable classes of every row of logits."""
-        best = logits.double().softmax(dim=1).topk(min(top, len(self.classes)), dim=1)
+        chances = probabilities(logits.double(), self.model.activation)
+        best = chances.topk(min(top, len(self.classes)), dim=1)
         found = []
-        for values, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+        for row, values, indices in zip(
+            chances, best.values.tolist(), best.indices.tolist(), strict=True
+        ):
             named = tuple((self.classes[i], p) for i, p in zip(indices, values, strict=True))
-            found.append(Prediction(*named[0], named))
+            found.append(Prediction(*named[0], named, self._present(row)))
         return found
+
+    def _present(self, chances: Tensor) -> tuple[tuple[str, float], ...] | None:
+        if not self.opened.multi_label:
+            return None
+        order = chances.argsort(descending=True, stable=True).tolist()
+        limits, values = self.opened.thresholds, chances.tolist()
+        return tuple((self.classes[i], values[i]) for i in order if values[i] >= limits[i])
 
     def _run(
         self,

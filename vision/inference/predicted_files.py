@@ -120,7 +120,7 @@ def run(loaded: Loaded, config: PredictConfig) -> int:
             case "table":
                 print_wide(table([file for file in results() if file.prediction]), target)
             case "csv":
-                write_csv(results(), target, config.top)
+                write_csv(results(), target, config.top, loaded.opened.multi_label)
             case "jsonl":
                 for file in results():
                     print(json.dumps(as_dict(file), ensure_ascii=False), file=target, flush=True)
@@ -162,26 +162,38 @@ def as_dict(file: PredictedFile) -> dict[str, object]:
     """A result as a mapping for JSON."""
     if file.prediction is None:
         return {"image": str(file.path), "error": file.problem}
-    top = [{"label": label, "probability": p} for label, p in file.prediction.top]
-    return {"image": str(file.path), **top[0], "top": top}
+    top, present = (
+        [{"label": label, "probability": p} for label, p in classes]
+        for classes in (file.prediction.top, file.prediction.present or ())
+    )
+    labels = {} if file.prediction.present is None else {"labels": present}
+    return {"image": str(file.path), **labels, **top[0], "top": top}
 
 
-def write_csv(files: Iterable[PredictedFile], target: TextIO, top: int) -> None:
-    """Write a row for each image: the most probable classes, or the error."""
+def write_csv(
+    files: Iterable[PredictedFile], target: TextIO, top: int, several: bool = False
+) -> None:
+    """Write a row for each image: the most probable classes, or the error. `several`: all classes
+    at or above their thresholds come first, as `a;b`.
+    """
     writer = csv.writer(target)
     ranks = [
         f"{column}_{rank}" for rank in range(1, top + 1) for column in ("label", "probability")
     ]
-    writer.writerow(["image", *ranks, "error"])
+    writer.writerow(["image", *(["labels"] if several else []), *ranks, "error"])
     for file in files:
         best = file.prediction.top if file.prediction else ()
+        present = (file.prediction.present or ()) if file.prediction else ()
+        listed = [";".join(label for label, _ in present)] if several else []
         cells = [cell for pair in best for cell in pair]
         missing = [""] * (len(ranks) - len(cells))
-        writer.writerow([file.path, *cells, *missing, file.problem or ""])
+        writer.writerow([file.path, *listed, *cells, *missing, file.problem or ""])
 
 
 def table(files: Sequence[PredictedFile]) -> "Table":
-    """A table for a terminal: the most probable classes of every image with bars."""
+    """A table for a terminal: the most probable classes of every image with bars. Of several labels
+    all that are present, in bold, then others up to the same number.
+    """
     from rich.bar import Bar
     from rich.table import Column, Table
 
@@ -189,9 +201,13 @@ def table(files: Sequence[PredictedFile]) -> "Table":
     result = Table(folded, "class", right, "")
     for file in files:
         assert file.prediction is not None
-        for rank, (label, probability) in enumerate(file.prediction.top):
+        top, present = file.prediction.top, file.prediction.present
+        chosen = top[:1] if present is None else present
+        for rank, (label, probability) in enumerate(
+            (*chosen, *(c for c in top if c not in chosen))
+        ):
             name = str(file.path) if rank == 0 else ""
-            style = "bold" if rank == 0 else "dim"
+            style = "bold" if rank < len(chosen) else "dim"
             shown = (f"{100 * probability:.1f} %", Bar(1, 0, probability, width=20))
             result.add_row(plain(name), plain(label), *shown, style=style)
         result.add_section()

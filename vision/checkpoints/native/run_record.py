@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, FailFast, Field, FiniteFloat, model_validator
 
 from vision.checkpoints.errors import OLDER, CheckpointError
-from vision.config import Config, ConfigError, Count, PositiveInt, pair, parse
+from vision.config import Config, ConfigError, Count, PositiveInt, Probability, pair, parse
 from vision.data.configs import DataConfig, Interpolation
 from vision.models.attention import width_of_head
 from vision.models.build import build_model
@@ -67,12 +67,19 @@ class LoraRecord(_RecordPart):
     ]
 
 
+class TaskRecord(_RecordPart):
+    """What the run minimised."""
+
+    kind: str
+
+
 class SettingsRecord(_RecordPart):
     """The settings that the run was started with. A converted file has none of these."""
 
     data: DataConfig | None = None
     """The data that the run was trained on."""
     tune: Annotated[TuneRecord | LoraRecord, Field(discriminator="kind")] = TuneRecord(kind="all")
+    task: TaskRecord = TaskRecord(kind="classify")
 
 
 class PreprocessRecord(_RecordPart):
@@ -108,11 +115,23 @@ class RunRecord(_RecordPart):
     preprocess: PreprocessRecord
     origin: OriginRecord | None = None
     """Of a converted file."""
+    thresholds: Annotated[tuple[Probability, ...], FailFast()] = ()
+    """Of each class of a model for several labels: the best ones on the validation images. Empty
+    where these weights were not evaluated."""
     load_report: dict[str, Any] | None = None
     """The outcome of loading the weights that the run started from."""
 
+    @property
+    def multi_label(self) -> bool:
+        """Whether the model was trained on images with several labels."""
+        return self.config.task.kind == "multi_label"
+
     @model_validator(mode="after")
     def _check(self) -> "RunRecord":
+        if self.thresholds and len(self.thresholds) != len(self.classes):
+            raise ValueError(
+                f"thresholds has {len(self.thresholds)} numbers for {len(self.classes)} classes."
+            )
         for name in ("mean", "std"):
             count = len(getattr(self.preprocess, name))
             if count != self.channels:

@@ -1,6 +1,7 @@
 """Classification of images: augmented, mixed (Mixup, CutMix) and smoothed."""
 
 from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from vision.data.preprocess import normalizer
 from vision.data.tools.contact_sheet import contact_sheet
 from vision.evaluation.evaluate import evaluate, evaluation_mode
 from vision.models.build import autocast
+from vision.models.probabilities import Activation
 from vision.training.tasks.configs import LossConfig
 from vision.training.tasks.task import Task
 
@@ -25,12 +27,14 @@ TRAINING, VALIDATION = 32, 16
 class Classification(Task[Batch]):
     """Cross-entropy or BCE of an image's classes."""
 
+    activation: ClassVar[Activation] = "softmax"
     measures = ("loss", "top1")
     headline = ("loss", "top1", "top5", "top1_flipped")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.classes = self.data.train.classes
+        self.model.activation = self.activation
         check_loss(self.config.loss, self.config.augment.label_smoothing, len(self.classes))
         self.train_loader = self.image_loader(self.data.train, self.config.augment)
         self.normalize = normalizer(self.data.preprocess, self.world.device)

@@ -25,6 +25,7 @@ EPSILON = 1e-8
 class MultiLabel(Classification):
     """Binary cross-entropy or asymmetric loss of every known label of an image."""
 
+    activation = "sigmoid"
     measures = ("loss", "sample_f1")
     headline = ("loss", "map", "micro_f1", "map_flipped")
 
@@ -59,7 +60,7 @@ class MultiLabel(Classification):
             len(self.classes),
             world.device,
             self.config.precision,
-            activation="sigmoid",
+            activation=self.activation,
             flip_test=self.config.flip_test,
             channels_last=self.config.channels_last,
             reduce=world.sum,
