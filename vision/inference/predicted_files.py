@@ -192,7 +192,7 @@ def write_csv(
 
 def table(files: Sequence[PredictedFile]) -> "Table":
     """A table for a terminal: the most probable classes of every image with bars. Of several labels
-    all that are present, in bold, then others up to the same number.
+    all that are present, in bold and marked, then the most probable others.
     """
     from rich.bar import Bar
     from rich.table import Column, Table
@@ -209,6 +209,7 @@ def table(files: Sequence[PredictedFile]) -> "Table":
             name = str(file.path) if rank == 0 else ""
             style = "bold" if rank < len(chosen) else "dim"
             shown = (f"{100 * probability:.1f} %", Bar(1, 0, probability, width=20))
-            result.add_row(plain(name), plain(label), *shown, style=style)
+            mark = "✓ " if present is not None and rank < len(chosen) else ""
+            result.add_row(plain(name), plain(mark + label), *shown, style=style)
         result.add_section()
     return result

@@ -115,13 +115,13 @@ def write_table(table: Table, path: Path) -> None:
         split_of[indices] = split
     text = io.StringIO(newline="")
     writer = csv.writer(text)
-    group = ["group"] if table.groups else []
-    several = table.labels.ndim == 2
+    several, groups = table.labels.ndim == 2, table.groups
+    group = [] if groups is None else ["group"]
     writer.writerow(["path", *(table.classes if several else ["label"]), "split", *group])
     for i, name in enumerate(table.paths):
         label = table.labels[i]
         cells = ("" if v < 0 else str(v) for v in label) if several else [table.classes[label]]
-        writer.writerow([name, *cells, split_of[i], *(table.groups[i : i + 1] if group else [])])
+        writer.writerow([name, *cells, split_of[i], *(groups[i : i + 1] if groups else [])])
     with replacing(path) as file:
         write_all(file, text.getvalue().encode("utf-8", "surrogateescape"))
 
