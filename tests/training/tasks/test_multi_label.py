@@ -49,7 +49,9 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 def test_asymmetric_loss_and_its_gradient_equal_timms(gammas: tuple[float, float, float]) -> None:
     logits, labels = batch()
     positive, negative, clip = gammas
-    settings = config(loss="asymmetric", gamma_positive=positive, gamma_negative=negative, clip=clip)
+    settings = config(
+        loss="asymmetric", gamma_positive=positive, gamma_negative=negative, clip=clip
+    )
     loss = multi_label_loss(logits, labels.float(), settings, torch.ones(7)) * labels.numel()
     reference: Any = timm.loss.AsymmetricLossMultiLabel(
         gamma_neg=negative, gamma_pos=positive, clip=clip
@@ -64,7 +66,9 @@ def test_bce_with_weights_equals_torchs_and_unknown_labels_cost_nothing() -> Non
     logits, labels = batch()
     weights = torch.linspace(0.5, 3, 7)
     expected = F.binary_cross_entropy_with_logits(logits, labels.float(), pos_weight=weights)
-    torch.testing.assert_close(multi_label_loss(logits, labels.float(), config(), weights), expected)
+    torch.testing.assert_close(
+        multi_label_loss(logits, labels.float(), config(), weights), expected
+    )
     unknown = labels.clone()
     unknown[:, 2] = -1
     loss = multi_label_loss(logits, unknown.float(), config(), weights)
