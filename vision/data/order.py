@@ -109,9 +109,18 @@ def epoch_order(labels: Labels, plan: BatchOrder, epoch: int) -> tuple[Indices, 
     return indices[: len(labels)], occurrences[: len(labels)]
 
 
+def check_sampling(labels: Labels, sampling: Literal["uniform", "balanced"]) -> None:
+    """Refuse to draw images with several labels class by class."""
+    if sampling == "balanced" and labels.ndim == 2:
+        raise ConfigError(
+            "data.sampling=balanced: images with several labels cannot be drawn class by class; "
+            "use data.sampling=uniform and task.pos_weight=balanced."
+        )
+
+
 def _balanced(labels: Labels, draws: int, random: np.random.Generator) -> tuple[Indices, Indices]:
     """Draw every class, and every image of a class, equally often up to one draw."""
-    assert labels.ndim == 1, "refused by the task"
+    check_sampling(labels, "balanced")
     by_class = np.argsort(labels, kind="stable")
     _, starts = np.unique(labels[by_class], return_index=True)
     members = np.split(by_class, starts[1:])

@@ -320,11 +320,15 @@ class TrainConfig(Config):
                 f"{setting}: a probe on stored features has one class per image, not those of "
                 f"task=multi_label; use {remedy}."
             )
-        if self.checkpoint.best not in self.task.metrics:
-            raise ValueError(
-                f"checkpoint.best = {self.checkpoint.best}, which task={self.task.kind} does not "
-                f"measure; choose one of {', '.join(self.task.metrics)}."
-            )
+        names = (self.objective,) if isinstance(self.objective, str) else self.objective
+        measured = {"checkpoint.best": self.checkpoint.best}
+        measured |= {f"objective={n}": n.partition("/")[2] for n in names if n != "auto"}
+        for setting, metric in measured.items():
+            if metric not in self.task.metrics:
+                raise ValueError(
+                    f"{setting}: {metric} is a metric that task={self.task.kind} does not measure; "
+                    f"choose one of {', '.join(self.task.metrics)}."
+                )
         if self.probe_first is not None and isinstance(self.tune, TuneHeadConfig):
             raise ValueError("probe_first: a run with tune=head is a probe already; use null.")
         if self.ema is None and "val_ema/" in str(self.objective):

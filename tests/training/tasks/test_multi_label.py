@@ -200,7 +200,8 @@ def test_task_that_does_not_fit_the_data_is_refused_with_the_remedy(
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        (["checkpoint.best=top1"], "top1, which task=multi_label does not"),
+        (["checkpoint.best=top1"], "top1 is a metric that task=multi_label does not measure"),
+        (["objective=val/top1"], "objective=val/top1: .* choose one of loss, map"),
         (["tune=head", "augment=none", "tune.cache=true"], "use tune.cache=false"),
     ],
 )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vision.config import ConfigError
 from vision.data.batches import Batch, Loader, build_loader
 from vision.data.configs import AugmentConfig
-from vision.data.order import BatchOrder, evaluation_requests
+from vision.data.order import BatchOrder, check_sampling, evaluation_requests
 from vision.data.preprocess import Preprocess
 from vision.data.sources.source import Source
 from vision.models.layers import Classifier
@@ -200,8 +200,4 @@ def check_labels(config: TrainConfig, train: Source) -> None:
             f"task={config.task.kind}: the images of data.kind={config.data.kind} have several "
             "labels each; use task=multi_label."
         )
-    if several and config.data.sampling == "balanced":
-        raise ConfigError(
-            "data.sampling=balanced: images with several labels cannot be drawn class by class; "
-            "use data.sampling=uniform and task.pos_weight=balanced."
-        )
+    check_sampling(train.labels, config.data.sampling)
