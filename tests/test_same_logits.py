@@ -20,7 +20,8 @@ from vision.data.batches import Loader, Pipeline, evaluation_batches
 from vision.evaluation.configs import EvalConfig
 from vision.evaluation.evaluate import predict
 from vision.evaluation.evaluated_model import open_evaluated_model
-from vision.inference.predict import Loaded, predict_files
+from vision.inference.predict import Loaded
+from vision.inference.predicted_files import predict_files
 from vision.models.build import build_model
 
 IMAGES = 3

@@ -12,8 +12,9 @@ from rich.console import Console
 from vision.checkpoints.load_report import LoadReport
 from vision.checkpoints.open import OpenedModel
 from vision.data.tools.check import DataCheck, SplitCheck
-from vision.inference.predict import PredictedFile, Prediction
-from vision.inference.predict import table as table_of_answers
+from vision.inference.predict import Prediction
+from vision.inference.predicted_files import PredictedFile
+from vision.inference.predicted_files import table as table_of_answers
 from vision.inference.visualize.score_table import table as table_of_scores
 from vision.terminal import plain, print_wide, progress_bar, tracked
 from vision.training.run.log import Reporter

@@ -8,7 +8,8 @@ from torchvision.transforms import v2
 from vision.config import ConfigError
 from vision.data.images.decode import open_image
 from vision.data.preprocess import Preprocess, evaluation_pixels
-from vision.evaluation.evaluate import average, preprocess_for_views, views
+from vision.evaluation.evaluate import preprocess_for_views, views
+from vision.models.probabilities import average
 
 NUMBER_OF_VIEWS = {"none": 1, "flip": 2, "five_crop": 5, "ten_crop": 10}
 
@@ -52,8 +53,8 @@ def test_flip_adds_the_mirror_image() -> None:
 def test_average_has_the_mean_of_the_probabilities() -> None:
     logits = [torch.randn(5, 7) for _ in range(3)]
     expected = torch.stack([view.softmax(1) for view in logits]).mean(0)
-    assert torch.allclose(average(logits).softmax(1), expected, atol=1e-6)
-    assert torch.equal(average(logits[:1]), logits[0])
+    assert torch.allclose(average(logits, "softmax").softmax(1), expected, atol=1e-6)
+    assert torch.equal(average(logits[:1], "softmax"), logits[0])
 
 
 def test_crops_without_anything_around_the_middle_are_refused() -> None:

@@ -100,6 +100,8 @@ def convert(
         raise CheckpointError(
             f"{output} cannot be written: {error.strerror or error}.", error.errno
         ) from error
+    if opened.multi_label and format not in ("vision", "huggingface"):
+        export.notes.append("probabilities are sigmoids of the logits; the file does not say so")
     notes = (*export.notes, *opened.report.assumed, *opened.report.warnings)
     return Conversion(tuple(written), format, opened.report.layout, len(tensors), notes)
 
@@ -144,9 +146,11 @@ def _record(export: Export) -> dict[str, Any]:
     opened = export.opened
     names = opened.class_names or tuple(str(index) for index in range(opened.classes))
     preprocess = export.preprocess()
+    several = {"task": {"kind": "multi_label"}} if opened.multi_label else {}
     return {
         "step": 0,
-        "config": {"model": opened.config.model_dump(mode="json")},
+        "config": {"model": opened.config.model_dump(mode="json"), **several},
+        **({"thresholds": list(opened.thresholds)} if several else {}),
         "classes": list(names),
         "channels": opened.channels,
         "preprocess": {"image_size": list(opened.image_size), **preprocess},

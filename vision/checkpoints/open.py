@@ -89,6 +89,17 @@ class OpenedModel(Description):
                 "neighbours=20 data=…; or use them in Python: vision.load(…).features(images)."
             )
 
+    @property
+    def multi_label(self) -> bool:
+        """Whether an image may have any number of the classes."""
+        return self.model.activation == "sigmoid"
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """The probability from which each class counts as present, for several labels."""
+        chosen = () if self.record is None else self.record.thresholds
+        return chosen or (0.5,) * self.classes
+
     def notes(self) -> list[str]:
         """How the model may differ from what its authors ran: what was assumed, and what was
         resized.
@@ -113,6 +124,7 @@ class OpenedModel(Description):
             ("model", f"{self.config.kind}, {height} × {width} px, {self.channels} channels"),
             ("settings", ", ".join(f"{key} {value}" for key, value in settings.items())),
             ("classes", f"{self.classes} ({names})" if self.classes else "none: no head"),
+            *([("labels", "any number of classes per image")] if self.multi_label else []),
             *((n, f"{getattr(preprocess, n)} ({o})") for n, o in preprocess.origin.items()),
             *(("assumed", line) for line in self.report.assumed),
             *(("warning", line) for line in self.report.warnings),
@@ -127,6 +139,7 @@ class OpenedModel(Description):
             "image_size": list(self.trained_size),
             "channels": self.channels,
             "classes": self.classes,
+            "multi_label": self.multi_label,
             "class_names": None if self.class_names is None else list(self.class_names),
             "preprocess": dict(values),
             "preprocess_origin": origin,
@@ -199,6 +212,8 @@ def open_model(
         if model is None:
             raise
         raise ConfigError(f"model: {error} model=auto takes the model of the weights.") from error
+    if stored.record is not None and stored.record.multi_label and wanted == found.classes:
+        built.activation = "sigmoid"
     if not any(parameter.is_meta for parameter in built.parameters()):
         built = built.to(device)
     names = found.class_names if wanted == found.classes else None

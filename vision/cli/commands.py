@@ -222,7 +222,7 @@ def _load(place: str, config: SizedConfig, device: Literal["auto", "cpu", "cuda"
 
 
 def _predict(config: PredictConfig) -> int:
-    from vision.inference.predict import run
+    from vision.inference.predicted_files import run
 
     return run(_load(config.checkpoint, config, config.device), config)
 

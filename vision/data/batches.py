@@ -10,7 +10,6 @@ from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
@@ -48,7 +47,7 @@ class Batch(NamedTuple):
     images: Tensor
     """uint8 (n, channels, height, width), in memory (n, height, width, channels)."""
     labels: Tensor
-    """int64 (n,)"""
+    """int64 (n,); int8 (n, classes) where images have any number of classes (`Source.labels`)."""
     ids: Tensor
     """int64 (n,): index of the image in its source; −1: a padding row, not to be counted."""
     occurrences: Tensor
@@ -97,7 +96,8 @@ class Pipeline(Dataset[Batch]):
                 pixels[row] = 0
             if failures and self.on_error == "raise":
                 break
-        labels = np.where(ids >= 0, self.source.labels[ids], 0)
+        labels = self.source.labels[ids]
+        labels[ids < 0] = 0
         return Batch(
             rows.permute(0, 3, 1, 2),
             torch.from_numpy(labels),

@@ -69,9 +69,9 @@ class _StoredData(_AnyData):
 
 
 class ShapesConfig(_AnyData):
-    """Settings of the embedded data set: generated images of an object in clutter."""
+    """Settings of the embedded data sets: generated images of an object in clutter, or of two."""
 
-    kind: Literal["shapes"]
+    kind: Literal["shapes", "shapes_two"]
     image_size: Size
     """Size of the images and of the model's input."""
     train_samples: Samples
@@ -85,7 +85,9 @@ class FolderConfig(_StoredData):
     kind: Literal["folder"]
     root: FilePath
     table: FilePath | None
-    """CSV file with the columns path (relative to root) and label, optionally split and group.
+    """CSV file with the columns path (relative to root) and label, optionally split and group; or a
+    folder with train.csv, val.csv and test.csv. For several labels per image (task=multi_label) it
+    has a column labels (a;b) or a column for each class (1, 0, empty: unknown) instead of label.
 
     Images of one group (a patient, a video) stay on one side of every split.
     """

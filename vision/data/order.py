@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vision.config import ConfigError
+from vision.data.sources.source import Labels
 from vision.randomness import generator
 
 Indices = NDArray[np.int64]
@@ -66,7 +67,7 @@ def epoch_length(samples: int, plan: BatchOrder) -> int:
 
 
 def training_requests(
-    labels: Indices, plan: BatchOrder, start: int = 0, stop: int | None = None
+    labels: Labels, plan: BatchOrder, start: int = 0, stop: int | None = None
 ) -> Iterator[BatchRequest]:
     """Yield this process's batches, epoch after epoch, from `start` to `stop` or without end.
 
@@ -93,7 +94,7 @@ def training_requests(
         epoch, position = epoch + 1, 0
 
 
-def epoch_order(labels: Indices, plan: BatchOrder, epoch: int) -> tuple[Indices, Indices]:
+def epoch_order(labels: Labels, plan: BatchOrder, epoch: int) -> tuple[Indices, Indices]:
     """Return the indices and occurrences of an epoch: as many as there are images."""
     random = generator(plan.seed, "order", epoch=epoch)
     distinct = -(-len(labels) // plan.repeats)
@@ -108,8 +109,18 @@ def epoch_order(labels: Indices, plan: BatchOrder, epoch: int) -> tuple[Indices,
     return indices[: len(labels)], occurrences[: len(labels)]
 
 
-def _balanced(labels: Indices, draws: int, random: np.random.Generator) -> tuple[Indices, Indices]:
+def check_sampling(labels: Labels, sampling: Literal["uniform", "balanced"]) -> None:
+    """Refuse to draw images with several labels class by class."""
+    if sampling == "balanced" and labels.ndim == 2:
+        raise ConfigError(
+            "data.sampling=balanced: images with several labels cannot be drawn class by class; "
+            "use data.sampling=uniform and task.pos_weight=balanced."
+        )
+
+
+def _balanced(labels: Labels, draws: int, random: np.random.Generator) -> tuple[Indices, Indices]:
     """Draw every class, and every image of a class, equally often up to one draw."""
+    check_sampling(labels, "balanced")
     by_class = np.argsort(labels, kind="stable")
     _, starts = np.unique(labels[by_class], return_index=True)
     members = np.split(by_class, starts[1:])

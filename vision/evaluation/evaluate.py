@@ -6,7 +6,7 @@ image, perhaps averaged over several views (test-time augmentation).
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -21,6 +21,7 @@ from vision.evaluation.configs import Augmentation
 from vision.evaluation.metrics import add_batch, empty_sums, results, with_flips
 from vision.models.build import Precision, autocast
 from vision.models.layers import Classifier, evaluating, static_bias
+from vision.models.probabilities import Activation, average
 
 Reduce = Callable[[Tensor], Tensor]
 """Sums a tensor over all processes."""
@@ -71,7 +72,8 @@ def evaluate(
             labels = batch.labels.to(device, non_blocking=True)
             valid = batch.ids.to(device, non_blocking=True) >= 0
             for number, part in enumerate(sums):
-                sums[number] = add_batch(part, average(outputs[: number + 1]), labels, valid)
+                logits = average(outputs[: number + 1], "softmax")
+                sums[number] = add_batch(part, logits, labels, valid)
     usual, *flipped = map(results, sums if reduce is None else reduce(sums))
     return with_flips(usual, flipped[0]) if flipped else usual
 
@@ -94,7 +96,7 @@ class Predictions:
     ids: Tensor
     """Index of each image in its source: int64 (n,)."""
     logits: Tensor
-    """float32 (n, classes); for several views, the logarithm of their mean probabilities."""
+    """float32 (n, classes); for several views, those of their mean probabilities."""
     flipped: Tensor | None
     """The same for the mean probabilities of each image and its mirror image (`flip_test`)."""
     features: Tensor | None
@@ -114,6 +116,8 @@ def predict(
     augmentation: Augmentation = "none",
     flip_test: bool = False,
     keep_features: bool = False,
+    activation: Activation = "softmax",
+    channels_last: bool = False,
     reduce: Reduce | None = None,
 ) -> Predictions:
     """Run the model on all batches of a source with this number of samples.
@@ -122,6 +126,7 @@ def predict(
     its own batches, and `reduce` sums a tensor over them; all return the same predictions.
     """
     normalize = normalizer(preprocess, device)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
     logits = torch.zeros(samples, classes)
     flipped = torch.zeros(samples, classes) if flip_test else None
     features: Tensor | None = None
@@ -137,11 +142,17 @@ def predict(
                 torch.cuda.synchronize(device)
             start = time.perf_counter()
             with autocast(precision, device):
-                first, *others = views(images, preprocess.image_size, augmentation)
-                tokens = model.forward_features(first)
-                pooled = model.pool(tokens).flatten(1) if keep_features else None
-                outputs = [model.forward_head(tokens), *(model(view) for view in others)]
-            found = average(outputs).cpu()  # waits for the device
+                seen = views(images, preprocess.image_size, augmentation)
+                first, *others = (view.contiguous(memory_format=layout) for view in seen)
+                pooled = None
+                if keep_features:
+                    tokens = model.forward_features(first)
+                    pooled = model.pool(tokens).flatten(1)
+                    outputs = [model.forward_head(tokens)]
+                else:  # the whole forward pass, which gathers sharded parameters
+                    outputs = [model(first)]
+                outputs += [model(view) for view in others]
+            found = average(outputs, activation).cpu()  # waits for the device
             spans.append((len(ids), time.perf_counter() - start))
             if not classes:  # a model without a head returns its features
                 found = found[:, :0]
@@ -149,7 +160,7 @@ def predict(
             if flipped is not None:
                 with autocast(precision, device):
                     outputs.append(model(first.flip(-1)))
-                flipped[ids] = average(outputs).cpu()[valid]
+                flipped[ids] = average(outputs, activation).cpu()[valid]
             counted[ids] += 1
             if pooled is not None:
                 features = torch.zeros(samples, pooled.shape[1]) if features is None else features
@@ -210,11 +221,3 @@ def _crops(images: Tensor, size: tuple[int, int]) -> list[Tensor]:
     below, right = images.shape[-2] - height, images.shape[-1] - width
     places = [(round(below / 2), round(right / 2)), (0, 0), (0, right), (below, 0), (below, right)]
     return [images[..., top : top + height, left : left + width] for top, left in places]
-
-
-def average(logits: Sequence[Tensor]) -> Tensor:
-    """Logits whose softmax is the mean softmax of the views; those of a single view unchanged."""
-    if len(logits) == 1:
-        return logits[0].float()
-    logs = torch.stack([view.float().log_softmax(1) for view in logits])
-    return logs.logsumexp(0) - math.log(len(logits))

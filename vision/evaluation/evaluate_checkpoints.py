@@ -23,6 +23,7 @@ from vision.evaluation.evaluated_model import (
 )
 from vision.evaluation.metrics import with_flips
 from vision.evaluation.model_metrics import ModelMetrics, compare, compute_metrics
+from vision.evaluation.multi_label_metrics import MultiLabelMetrics, compute_label_metrics
 from vision.evaluation.neighbours import NeighboursAccuracy, nearest_classes, vote_logits
 from vision.evaluation.report.eval_report import (
     Cost,
@@ -148,6 +149,7 @@ def _predict(
         augmentation=augmentation,
         flip_test=flip_test,
         keep_features=config.neighbours > 0,
+        activation=model.opened.model.activation,
         reduce=processes.reduce,
     )
 
@@ -165,10 +167,10 @@ def _check_same_images(first: Answers, other: Answers) -> None:
 
 
 def _images(answers: Answers) -> list[tuple[str, str]]:
-    """Name and class of every image."""
+    """Name and label of every image."""
     model = answers.model
     rows = zip(answers.predictions.ids.tolist(), answers.labels.tolist(), strict=True)
-    return [(model.source.name(index), model.classes[label]) for index, label in rows]
+    return [(model.source.name(index), str(label)) for index, label in rows]
 
 
 def _report(config: EvalConfig, answers: list[Answers]) -> Report:
@@ -188,6 +190,7 @@ def _report(config: EvalConfig, answers: list[Answers]) -> Report:
         skipped=tuple(source.name(i) for i in range(len(source)) if i not in ids),
         augmentation=config.augmentation,
         settings=config.model_dump(mode="json"),
+        task="multi_label" if models[0].opened.multi_label else "classify",
         class_names=models[0].classes,
         models=tuple(reports),
         notes=tuple(dict.fromkeys(_notes(config, answers))),
@@ -221,7 +224,19 @@ def _model_report(config: EvalConfig, name: str, answers: Answers) -> ModelRepor
     )
 
 
-def _metrics(config: EvalConfig, answers: Answers, logits: Tensor) -> ModelMetrics:
+def _metrics(
+    config: EvalConfig, answers: Answers, logits: Tensor
+) -> ModelMetrics | MultiLabelMetrics:
+    opened = answers.model.opened
+    if opened.multi_label:
+        return compute_label_metrics(
+            logits,
+            answers.labels,
+            answers.model.classes,
+            opened.thresholds,
+            resamples=config.resamples,
+            seed=config.seed,
+        )
     return compute_metrics(
         logits,
         answers.labels,
@@ -250,6 +265,8 @@ def _notes(config: EvalConfig, answers: list[Answers]) -> Iterator[str]:
                 f"{data.image_size}; image_size=… chooses another size."
             )
     for answer in answers:
+        if answer.model.opened.multi_label and config.split == "val":
+            yield "Thresholds were chosen on validation images: F1 at them is optimistic here."
         bad = int((~answer.predictions.logits.isfinite().all(1)).sum())
         if bad:
             yield f"{answer.model.checkpoint}: {bad} images have logits that are not finite."

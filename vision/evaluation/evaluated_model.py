@@ -33,7 +33,8 @@ class EvaluatedModel:
     data: DataConfig
     source: Source
     labels: Tensor
-    """Label of every image of the source as an index of `classes`: int64 (len(source),)."""
+    """Label of every image of the source as an index of `classes`: int64 (len(source),); for
+    several labels, as in `Source.labels`: int8 (len(source), classes)."""
     notes: tuple[str, ...]
     """Assumptions about the model, its classes and its preprocessing."""
 
@@ -50,7 +51,7 @@ class Answers:
     model: EvaluatedModel
     predictions: Predictions
     labels: Tensor
-    """Labels of the predictions as indices of the model's classes: int64 (n,)."""
+    """Labels of the predictions, of those of the model."""
     neighbours: NeighboursAccuracy | None
 
 
@@ -77,6 +78,12 @@ def open_evaluated_model(place: str, config: EvalConfig, device: torch.device) -
         notes.append(f"images are preprocessed with {preprocess}; preprocess.…=… overrides")
     classes, assumed = class_names(opened, config.class_names, data)
     source = build_source(data, config.split)
+    _check_labels(opened, source, place)
+    if source.multi_label and config.neighbours:
+        raise ConfigError(
+            f"neighbours = {config.neighbours}: neighbours vote for one class per image, but these "
+            "images have several labels; use neighbours=0."
+        )
     labels, matched = match_classes(classes, source, place)
     return EvaluatedModel(
         checkpoint=Path(place) if place.startswith(HUBS) else opened.path,
@@ -88,6 +95,20 @@ def open_evaluated_model(place: str, config: EvalConfig, device: torch.device) -
         labels=labels,
         notes=tuple(note for note in (*notes, assumed, matched) if note),
     )
+
+
+def _check_labels(opened: OpenedModel, source: Source, place: str) -> None:
+    """Refuse a model for one class per image on images with several labels, and the reverse."""
+    if opened.multi_label and not source.multi_label:
+        raise ConfigError(
+            f"data: the model of {place} was trained with task=multi_label, but these images have "
+            "one class each; choose images with several labels (a table with a column labels)."
+        )
+    if opened.classes and source.multi_label and not opened.multi_label:
+        raise ConfigError(
+            f"data: these images have several labels, but the model of {place} has one class per "
+            "image; train one with task=multi_label."
+        )
 
 
 def own_data(opened: OpenedModel) -> DataConfig:
@@ -181,6 +202,13 @@ def match_classes(
                 f"{owner} has several classes named {shorten(repeated)}; classes that are matched "
                 "by name need unique names."
             )
+    if source.multi_label:
+        labels = torch.full((len(source), len(classes)), -1, dtype=torch.int8)
+        labels[:, [index[name] for name in source.classes]] = torch.from_numpy(source.labels)
+        return (
+            labels,
+            "Classes were matched by name; those that the data does not have are unknown.",
+        )
     note = "The data has the classes in another order; they were matched by name."
     if len(source.classes) < len(classes):
         note = (

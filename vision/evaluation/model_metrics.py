@@ -8,6 +8,7 @@ images (paired): how difficult the images of a draw are cancels out of the diffe
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -146,7 +147,19 @@ def difference(name: str, first: tuple[float, Floats], second: tuple[float, Floa
     return Difference(first[0] - second[0], low, high, better, decided=low > 0 or high < 0)
 
 
-def compare(model: ModelMetrics, baseline: ModelMetrics) -> dict[str, Difference]:
+class Resampled(Protocol):
+    """Metrics with their draws of the bootstrap."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """On all images."""
+
+    @property
+    def draws(self) -> dict[str, Floats]:
+        """In every draw."""
+
+
+def compare(model: Resampled, baseline: Resampled) -> dict[str, Difference]:
     """Each resampled metric of a model minus that of the baseline on the same images."""
     return {
         name: difference(

@@ -26,6 +26,7 @@ from vision.inference.configs import ExportConfig
 from vision.inference.export_readme import readme
 from vision.inference.predict import Loaded
 from vision.models.layers import static_bias
+from vision.models.probabilities import probabilities
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession  # type: ignore[import-untyped]
@@ -75,6 +76,9 @@ def export(loaded: Loaded, config: ExportConfig) -> Exported:
             "classes.txt": "\n".join(loaded.classes) + "\n",
             "README.md": readme(config.format, file.name, loaded, difference),
         }
+        if loaded.opened.multi_label:
+            limits = dict(zip(loaded.classes, loaded.opened.thresholds, strict=True))
+            texts["thresholds.json"] = json.dumps(limits, indent=1, ensure_ascii=False)
         for name, text in texts.items():
             part.joinpath(name).write_text(text, encoding="utf-8")
         shutil.copymode(part / "README.md", file)  # some libraries write files for the owner only
@@ -89,8 +93,9 @@ def largest_difference(loaded: Loaded, run: Callable[[Tensor], Tensor]) -> float
     gaps = []
     with torch.no_grad(), static_bias(loaded.model):
         for images in _inputs(loaded):
-            expected = loaded.model(images).double().softmax(dim=1)
-            found = run(images).double().softmax(dim=1)
+            activation = loaded.model.activation
+            expected = probabilities(loaded.model(images).double(), activation)
+            found = probabilities(run(images).double(), activation)
             if found.shape != expected.shape:
                 raise ExportError(
                     f"the export gives {tuple(found.shape)}, not {tuple(expected.shape)}."

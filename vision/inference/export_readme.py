@@ -61,6 +61,14 @@ for number in probabilities.argsort()[::-1][:5]:
     print(f"{probabilities[number]:.3f}  {classes[number]}")
 """
 
+_LABELS = """thresholds = json.loads(Path("thresholds.json").read_text(encoding="utf-8"))
+probabilities = 1 / (1 + np.exp(-logits[0]))
+for number in probabilities.argsort()[::-1]:
+    if probabilities[number] >= thresholds[classes[number]]:
+        print(f"{probabilities[number]:.3f}  {classes[number]}")
+"""
+"""Of a model for several labels."""
+
 _NEEDS = {
     "onnx": "onnxruntime, numpy and Pillow",
     "torch_export": "torch, numpy and Pillow",
@@ -71,6 +79,13 @@ _NEEDS = {
 def readme(kind: str, file: str, loaded: Loaded, difference: float) -> str:
     """The README of an export in Markdown."""
     height, width = loaded.preprocess.image_size
+    several = loaded.opened.multi_label
+    more = (
+        "\n- `thresholds.json`: the probability from which each class counts as present; an image "
+        "may have\n  any number of classes"
+        if several
+        else ""
+    )
     return f"""# An image classifier ({kind})
 
 {len(loaded.classes)} classes; images of {height} × {width} pixels; batches of any size.
@@ -82,7 +97,7 @@ by at most {difference:.1e}.
 - `{file}`: the model
 - `model.json`: its settings, such as width and depth
 - `preprocess.json`: size, mean, standard deviation, interpolation and crop ratio of its images
-- `classes.txt`: the names of the classes, one per line, in the order of the logits
+- `classes.txt`: the names of the classes, one per line, in the order of the logits{more}
 
 ```python
 import json
@@ -92,5 +107,5 @@ import numpy as np
 from PIL import Image, ImageOps
 {_IMPORTS[kind]}
 {_PREPARE}{_RUN[kind]}
-{_ANSWER}```
+{_LABELS if several else _ANSWER}```
 """

@@ -23,6 +23,7 @@ from vision.inspection.capture.captured import Captured, CaptureError
 from vision.inspection.methods.attribution import Maps, attribute, methods_of
 from vision.inspection.methods.rollout import Query
 from vision.inspection.methods.spec import METHODS, MethodChoice, parse_method
+from vision.models.probabilities import probabilities
 
 Numbers = NDArray[np.floating[Any]]
 Interpolation = Literal["bilinear", "nearest"]
@@ -245,7 +246,8 @@ def class_probability(
     """A class of one image of a batch."""
     assert captured.logits is not None
     name = names[number] if number < len(names) else f"class {number}"
-    probability = float((captured.logits[image].float() / temperature).softmax(0)[number])
+    chances = probabilities(captured.logits[image].float() / temperature, captured.activation)
+    probability = float(chances[number])
     return ClassProbability(number, name, probability)
 
 

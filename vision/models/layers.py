@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from vision.models.probabilities import Activation
+
 Grid = tuple[int, int]
 """Rows and columns of a token grid, or height and width of an image."""
 
@@ -18,6 +20,8 @@ class Classifier(nn.Module):
     """Base of every model: features, then a head, and the facts that an optimiser needs."""
 
     head: nn.Module
+    activation: Activation = "softmax"
+    """From logits to probabilities: sigmoid for a model that was trained on several labels."""
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Images (b channels height width) → features (b …), the input of `forward_head`."""

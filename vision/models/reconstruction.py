@@ -50,7 +50,9 @@ class MaskedModel(Classifier):
             if name.split(".")[0] in HEAD and not name.startswith("norm."):
                 parameter.requires_grad_(False)  # pooling: no loss reaches it
 
-    def forward(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(  # type: ignore[override] # there are no heads to take apart
+        self, images: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         """Images (b channels height width) and a mask (b y x) of hidden tokens of the encoder's
         first grid → predicted images; without a mask the encoder's pooled features.
         """

@@ -64,7 +64,8 @@ class CompareConfig(Config):
     runs: Annotated[tuple[Place, ...], BeforeValidator(several)]
     """Folders of runs, folders that contain runs, or patterns with *; also without `runs=`."""
     metric: str
-    """Metric of the evaluations: loss, top1, top5, balanced_accuracy, macro_f1."""
+    """Metric of the evaluations: loss, top1, top5, balanced_accuracy, macro_f1; of several labels
+    per image: loss, map, micro_f1, macro_f1, sample_f1."""
     split: Literal["auto", "val", "val_ema"]
     """Evaluations of the raw weights or of their average; auto: the average if there is one."""
     select: Literal["best", "last"]

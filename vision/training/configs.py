@@ -10,18 +10,17 @@ from vision.checkpoints.configs import Renaming
 from vision.config import (
     Amount,
     Config,
-    Count,
     FolderName,
     Place,
     PositiveInt,
     Probability,
     Rate,
     Seed,
-    Width,
 )
 from vision.data.configs import AugmentConfig, DataConfig, LoaderConfig, PreprocessConfig
 from vision.models.configs import ModelChoice
-from vision.training.tasks.configs import LABELLED, LossConfig, MaskedConfig, Metric, TaskConfig
+from vision.training.tasks.configs import LossConfig, Metric, TaskConfig
+from vision.training.tune_settings import TuneConfig, TuneHeadConfig
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -129,67 +128,6 @@ class LogConfig(Config):
     every: Duration
     wandb: Literal["disabled", "offline", "online"]
     project: str
-
-
-class TuneAllConfig(Config):
-    """Training of all parameters."""
-
-    kind: Literal["all"]
-
-
-class TuneHeadConfig(Config):
-    """Training of the classifying layer alone (linear probe)."""
-
-    kind: Literal["head"]
-    cache: bool
-    """Whether the features of every image are computed once and kept in the run's folder. Needs
-    images without augmentation."""
-
-
-class TunePartialConfig(Config):
-    """Training of the last blocks, named parts and the head."""
-
-    kind: Literal["partial"]
-    blocks: Count
-    """Number of blocks from the end, trained with the norm after them."""
-    parts: tuple[str, ...]
-    """Names of further parameters or modules; * matches anything: patch_embed, blocks.*.attn."""
-
-
-LoraTarget = Literal["q", "k", "v", "proj", "fc1", "fc2"]
-
-
-class TuneLoraConfig(Config):
-    """Training of low-rank additions to the layers of every block, and of the head (Hu et al., ICLR
-    2022).
-    """
-
-    kind: Literal["lora"]
-    rank: Width
-    alpha: Positive
-    """Scale of the additions, which are multiplied by alpha / rank."""
-    targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1)]
-    """Queries, keys, values and output of the attention; first and second layer of the MLP."""
-    dropout: Rate
-    """Dropout rate of the inputs of the additions."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if len(set(self.targets)) < len(self.targets):
-            raise ValueError(f"targets = {list(self.targets)}: name each one once.")
-        return self
-
-
-class TuneBitfitConfig(Config):
-    """Training of biases and the head (Ben Zaken et al., ACL 2022)."""
-
-    kind: Literal["bitfit"]
-
-
-TuneConfig = Annotated[
-    TuneAllConfig | TuneHeadConfig | TunePartialConfig | TuneLoraConfig | TuneBitfitConfig,
-    Field(discriminator="kind"),
-]
 
 
 PLAIN_IMAGES = {
@@ -322,32 +260,12 @@ class TrainConfig(Config):
                 f"tune.cache=true computes the features of every image once, but {changed} "
                 "changes images each time; use augment=none or tune.cache=false."
             )
-        if self.task.kind == "distill" and (caches or self.probe_first is not None):
-            setting, remedy = (
-                ("tune.cache=true", "tune.cache=false") if caches else ("probe_first", "null")
-            )
-            raise ValueError(
-                f"{setting} trains on stored features, but task=distill shows images to a teacher; "
-                f"use {remedy}."
-            )
         if caches and self.flip_test:
             raise ValueError(
                 "flip_test: tune.cache=true stores no features of mirror images; use "
                 "flip_test=false or tune.cache=false."
             )
-        if self.checkpoint.best not in self.task.metrics:
-            raise ValueError(
-                f"checkpoint.best = {self.checkpoint.best}, which task={self.task.kind} does not "
-                f"measure; choose one of {', '.join(self.task.metrics)}."
-            )
-        if isinstance(self.task, MaskedConfig):
-            for name, value in LABELLED.items():
-                if (found := attrgetter(name)(self)) != value:
-                    shown, plain = ("null" if v is None else v for v in (found, value))
-                    raise ValueError(
-                        f"{name} = {shown} has no meaning for task=masked, which trains all "
-                        f"weights without labels; use {name.removesuffix('.kind')}={plain}."
-                    )
+        self._check_task()
         if self.probe_first is not None and isinstance(self.tune, TuneHeadConfig):
             raise ValueError("probe_first: a run with tune=head is a probe already; use null.")
         if self.data.sampling == "balanced":
@@ -355,6 +273,28 @@ class TrainConfig(Config):
         if self.ema is None and "val_ema/" in str(self.objective):
             raise ValueError("objective: a run with ema=null has no val_ema; use val, or set ema.")
         return self
+
+    def _check_task(self) -> None:
+        """Refuse settings that mean nothing to the task, and metrics that it does not measure."""
+        task = self.task
+        for name, value in task.required.items():
+            group, _, field = name.rpartition(".")
+            found = getattr(attrgetter(group)(self) if group else self, field, value)
+            if found != value:
+                shown, plain = ("null" if v is None else str(v).lower() for v in (found, value))
+                raise ValueError(
+                    f"{name} = {shown}: task={task.kind} {task.because}; use "
+                    f"{name.removesuffix('.kind')}={plain}."
+                )
+        names = (self.objective,) if isinstance(self.objective, str) else self.objective
+        measured: dict[str, str] = {"checkpoint.best": self.checkpoint.best}
+        measured |= {f"objective={n}": n.partition("/")[2] for n in names if n != "auto"}
+        for setting, metric in measured.items():
+            if metric not in task.metrics:
+                raise ValueError(
+                    f"{setting}: {metric} is a metric that task={task.kind} does not measure; "
+                    f"choose one of {', '.join(task.metrics)}."
+                )
 
 
 def _augmented(augment: AugmentConfig) -> str:

@@ -29,7 +29,7 @@ from vision.models.build import build_model
 from vision.models.configs import AutoModelConfig, ModelConfig
 from vision.models.layers import Classifier, Grid
 from vision.models.reconstruction import MaskedModel
-from vision.training.configs import TrainConfig, TuneAllConfig
+from vision.training.configs import TrainConfig
 from vision.training.optim import build_optimizer
 from vision.training.run.distributed import World, compile_steps, parallelize
 from vision.training.run.memory import largest_that_fits
@@ -43,6 +43,7 @@ from vision.training.tasks.configs import MaskedConfig
 from vision.training.tasks.masked_model import load_decoder, masked_model
 from vision.training.tasks.task import Task, TrainingData, select_task
 from vision.training.tune import freeze
+from vision.training.tune_settings import TuneAllConfig
 from vision.training.whitening import fit_whitening
 
 

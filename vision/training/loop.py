@@ -295,7 +295,8 @@ def _save_if_due(job: TrainingJob, stopping: bool) -> float:
     if job.world.main:
         job.run.sync_metrics()  # not later than the checkpoint that its lines lead to
         path = step_path(job.run.checkpoints, state.step)
-        write_checkpoint(path, tensors, {**record, **job.record})
+        evaluated = job.task.evaluated_record() if state.evaluated == state.step else {}
+        write_checkpoint(path, tensors, {**record, **job.record, **evaluated})
         if improved:
             mark_best(path)
         prune(job.run.checkpoints, job.config.checkpoint.keep, state.step)

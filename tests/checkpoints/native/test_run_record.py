@@ -27,16 +27,16 @@ from vision.checkpoints.native.run_record import (
 from vision.cli.composition import compose
 from vision.config import parse
 from vision.data.configs import ShapesConfig
-from vision.training.configs import (
+from vision.training.configs import TrainConfig
+from vision.training.loop import train
+from vision.training.tune_settings import (
     LoraTarget,
-    TrainConfig,
     TuneAllConfig,
     TuneBitfitConfig,
     TuneHeadConfig,
     TuneLoraConfig,
     TunePartialConfig,
 )
-from vision.training.loop import train
 
 
 def opened(path: Path) -> tuple[RunRecord, dict[str, tuple[int, ...]]]:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, FailFast, Field, FiniteFloat, model_validator
 
 from vision.checkpoints.errors import OLDER, CheckpointError
-from vision.config import Config, ConfigError, Count, PositiveInt, pair, parse
+from vision.config import Config, ConfigError, Count, PositiveInt, Probability, pair, parse
 from vision.data.configs import DataConfig, Interpolation
 from vision.models.attention import width_of_head
 from vision.models.build import build_model
@@ -117,11 +117,23 @@ class RunRecord(_RecordPart):
     preprocess: PreprocessRecord
     origin: OriginRecord | None = None
     """Of a converted file."""
+    thresholds: Annotated[tuple[Probability, ...], FailFast()] = ()
+    """Of each class of a model for several labels: the best ones on the validation images. Empty
+    where these weights were not evaluated."""
     load_report: dict[str, Any] | None = None
     """The outcome of loading the weights that the run started from."""
 
+    @property
+    def multi_label(self) -> bool:
+        """Whether the model was trained on images with several labels."""
+        return self.config.task.kind == "multi_label"
+
     @model_validator(mode="after")
     def _check(self) -> "RunRecord":
+        if self.thresholds and len(self.thresholds) != len(self.classes):
+            raise ValueError(
+                f"thresholds has {len(self.thresholds)} numbers for {len(self.classes)} classes."
+            )
         for name in ("mean", "std"):
             count = len(getattr(self.preprocess, name))
             if count != self.channels:

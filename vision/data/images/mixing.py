@@ -91,8 +91,21 @@ def soft_targets(labels: Tensor, classes: int, mix: Mix, smoothing: float) -> Te
     """Return probabilities (n, classes): both images' labels by their shares, then smoothed.
 
     Smoothing moves a share of every target to the uniform distribution (Szegedy et al., CVPR 2016).
+    Labels (n, classes) are a distribution over yes and no for each class; where one of them is
+    unknown (−1), so is the target.
     """
+    if labels.ndim == 2:
+        return _soft_entries(labels, mix, smoothing)
     targets = F.one_hot(labels, classes).to(torch.float32)
     if mix.share < 1:
         targets = torch.lerp(targets.flip(0), targets, mix.share)
     return targets * (1 - smoothing) + smoothing / classes
+
+
+def _soft_entries(labels: Tensor, mix: Mix, smoothing: float) -> Tensor:
+    targets = labels.to(torch.float32)
+    unknown = targets < 0
+    if mix.share < 1:
+        unknown = unknown | unknown.flip(0)
+        targets = torch.lerp(targets.flip(0), targets, mix.share)
+    return (targets * (1 - smoothing) + smoothing / 2).masked_fill(unknown, -1.0)

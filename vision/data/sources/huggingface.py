@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vision.config import ConfigError, suggest
+from vision.config import ConfigError, shorten, suggest
 from vision.data.configs import HuggingFaceConfig, Split
-from vision.data.sources.source import Source
+from vision.data.sources.source import Labels, Source
 from vision.data.sources.subsets import named_splits
 from vision.files import read_file
 
@@ -50,7 +50,7 @@ def read_classes(config: HuggingFaceConfig) -> tuple[str, ...]:
         features = builder.info.features
         if features is not None:
             column = _column("label", config.label_column, features)
-            names = getattr(features[column], "names", None)
+            names = _names(features[column])
             if names is not None:
                 return tuple(names)
     return read_huggingface(config, "train").classes
@@ -129,7 +129,7 @@ def _column(what: Literal["image", "label"], wanted: str, features: Any) -> str:
                 f"data.{what}_column: there is no column '{wanted}'. {suggest(wanted, features)}"
             )
         return wanted
-    found = [name for name, feature in features.items() if isinstance(feature, kind)]
+    found = [name for name, feature in features.items() if isinstance(_inner(feature), kind)]
     if len(found) != 1:
         raise ConfigError(
             f"data.{what}_column: {len(found)} columns of the data set are possible "
@@ -138,11 +138,23 @@ def _column(what: Literal["image", "label"], wanted: str, features: Any) -> str:
     return str(found[0])
 
 
+def _inner(feature: Any) -> Any:
+    """Return the type of the elements of a sequence, and any other type itself."""
+    return getattr(feature, "feature", feature)
+
+
+def _names(feature: Any) -> list[str] | None:
+    """Return the names of the classes of a column or of a sequence, if it has any."""
+    return getattr(_inner(feature), "names", None)
+
+
 def _labels(
     config: HuggingFaceConfig, dataset: Any, split: Split
-) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+) -> tuple[Labels, tuple[str, ...]]:
     """Return the labels as numbers, and the class names."""
     column = _column("label", config.label_column, dataset.features)
+    if hasattr(dataset.features[column], "feature"):
+        return _sequences(config, dataset, split, column)
     values = np.asarray(dataset.with_format("numpy")[column][:])
     names = getattr(dataset.features[column], "names", None)
     if names is not None:
@@ -164,3 +176,35 @@ def _labels(
             f"data.{split}: the label '{unknown[0]}' is not among the training labels."
         )
     return np.array([number[str(v)] for v in values.tolist()], dtype=np.int64), classes
+
+
+def _sequences(
+    config: HuggingFaceConfig, dataset: Any, split: Split, column: str
+) -> tuple[NDArray[np.int8], tuple[str, ...]]:
+    """Return a column of lists of classes; an image without a list has unknown labels."""
+    rows = dataset.with_format(None)[column][:]
+    names = _names(dataset.features[column])
+    if names is not None:
+        classes = tuple(names)
+        number: dict[Any, int] = {i: i for i in range(len(classes))}
+    else:  # plain numbers or words: the training split defines the classes
+        if split == "train":
+            known = sorted({value for row in rows for value in row or ()})
+            classes = tuple(map(str, known))
+        else:
+            classes = read_huggingface(config, "train").classes
+        number = {name: i for i, name in enumerate(classes)}
+        rows = [None if row is None else [str(value) for value in row] for row in rows]
+    entries = np.zeros((len(rows), len(classes)), dtype=np.int8)
+    for entry, row in zip(entries, rows, strict=True):
+        if row is None:
+            entry[:] = -1
+            continue
+        unknown = [value for value in row if value not in number]
+        if unknown:
+            raise ConfigError(
+                f"data.{split}: the label '{unknown[0]}' in {config.path} is not among the "
+                f"{len(classes)} classes ({shorten(classes)})."
+            )
+        entry[[number[value] for value in row]] = 1
+    return entries, classes

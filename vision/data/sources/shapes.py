@@ -43,7 +43,9 @@ DISTRACTOR_RADIUS = (0.07, 0.13)
 
 _BACKGROUND_GRID = 4
 _PAIRS = len(SPLITS)
-"""Key of the random draws of images with two objects; the splits have 0, 1 and 2."""
+"""Key of the random draws of images with two objects that are scored; the splits have 0, 1, 2."""
+_TWO = _PAIRS + 1
+"""Key of the first split of `ShapesTwo`."""
 
 
 class Shapes(Source):
@@ -75,6 +77,29 @@ class Shapes(Source):
         return _draw(random, self.image_size, (label,), RADIUS)
 
 
+class ShapesTwo(Source):
+    """One split of images with two objects of different classes, the labels of the image."""
+
+    def __init__(self, image_size: tuple[int, int], seed: int, split: Split, samples: int) -> None:
+        labels = np.zeros((samples, len(CLASSES)), dtype=np.int8)
+        super().__init__(labels, CLASSES, 3)
+        self.image_size, self.seed, self.split = image_size, seed, split
+        for index, row in enumerate(labels):
+            row[list(_different(self._random(index)))] = 1
+
+    def name(self, index: int) -> str:
+        """Return the key of the image: seed, split and index."""
+        return f"shapes_two:{self.seed}:{self.split}:{index}"
+
+    def read(self, index: int) -> Pixels:
+        """Return the image, uint8 (height, width, 3)."""
+        random = self._random(index)
+        return _draw(random, self.image_size, _different(random), PAIR_RADIUS).image
+
+    def _random(self, index: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, _TWO + SPLITS.index(self.split), index])
+
+
 @dataclass(frozen=True)
 class Scene:
     """An image, the classes of its objects and their masks."""
@@ -84,21 +109,27 @@ class Scene:
     masks: tuple[Mask, ...]
 
 
-def build_shapes(config: ShapesConfig, split: Split) -> Shapes:
+def build_shapes(config: ShapesConfig, split: Split) -> Shapes | ShapesTwo:
     """Return one split of the data set that the config describes."""
     samples = {
         "train": config.train_samples,
         "val": config.val_samples,
         "test": config.test_samples,
     }
-    return Shapes(pair(config.image_size), config.seed, split, samples[split])
+    kind = Shapes if config.kind == "shapes" else ShapesTwo
+    return kind(pair(config.image_size), config.seed, split, samples[split])
 
 
 def two_objects(image_size: tuple[int, int], seed: int, index: int) -> Scene:
     """Draw an image with two separate objects of different classes, to score attention maps."""
     random = np.random.default_rng([seed, _PAIRS, index])
+    return _draw(random, image_size, _different(random), PAIR_RADIUS)
+
+
+def _different(random: np.random.Generator) -> tuple[int, int]:
+    """Draw two different classes."""
     first, step = int(random.integers(len(CLASSES))), int(random.integers(1, len(CLASSES)))
-    return _draw(random, image_size, (first, (first + step) % len(CLASSES)), PAIR_RADIUS)
+    return first, (first + step) % len(CLASSES)
 
 
 def _draw(

@@ -6,6 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+Labels = NDArray[np.int64] | NDArray[np.int8]
+"""One class per image: int64 (n,). Any number of classes: int8 (n, classes), 1 where an image has a
+class, 0 where it has not, −1 where that is unknown.
+"""
+
 StoredImage = bytes | NDArray[np.uint8]
 """An encoded file (JPEG, PNG, …) as it is on disk, or pixels (height, width, channels)."""
 
@@ -18,13 +23,18 @@ class Source(ABC):
     one seeded permutation, and one integer is the position in an epoch.
     """
 
-    labels: NDArray[np.int64]
-    """Label of every image; known without reading any image."""
+    labels: Labels
+    """Label or labels of every image; known without reading any image."""
     classes: tuple[str, ...]
     channels: int
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether an image may have any number of classes."""
+        return self.labels.ndim == 2
 
     @property
     def in_memory(self) -> bool:
@@ -87,7 +97,21 @@ class Unlabelled(Subset):
 
     def __init__(self, source: Source) -> None:
         super().__init__(source, np.arange(len(source)))
-        self.labels, self.classes = np.zeros_like(source.labels), ()
+        self.labels, self.classes = np.zeros(len(source), dtype=np.int64), ()
+
+
+def class_sizes(labels: Labels, classes: int) -> NDArray[np.int64]:
+    """Return the number of images of each class: (classes,)."""
+    if labels.ndim == 2:
+        return (labels == 1).sum(axis=0, dtype=np.int64)
+    return np.bincount(labels, minlength=classes)
+
+
+def label_names(label: int | NDArray[np.int8], classes: tuple[str, ...]) -> str:
+    """Return the class of an image, or its classes as `a;b`."""
+    if isinstance(label, np.ndarray) and label.ndim:
+        return ";".join(classes[i] for i in np.flatnonzero(label == 1))
+    return classes[int(label)]
 
 
 def take(source: Source, indices: NDArray[np.int64]) -> Source:

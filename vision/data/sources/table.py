@@ -23,7 +23,14 @@ from vision.data.sources.folder import (
     list_images,
     require_folder,
 )
+from vision.data.sources.label_columns import (
+    check_columns,
+    check_known,
+    label_columns,
+    read_labels,
+)
 from vision.data.sources.packed import PackedStrings
+from vision.data.sources.source import Labels
 from vision.data.sources.subsets import split_by_fraction
 from vision.data.sources.wordnet import readable_names
 from vision.files import replacing, write_all
@@ -38,8 +45,6 @@ SPLIT_NAMES: dict[str, Split] = {
 }
 """Usual names of splits."""
 
-COLUMNS = ("path", "label", "split", "group")
-
 
 @dataclass(frozen=True)
 class Table:
@@ -47,9 +52,9 @@ class Table:
 
     root: Path
     classes: tuple[str, ...]
-    """The labels as written, sorted: names of class folders, or values of a column."""
+    """The labels as written: names of class folders, values of a column, or names of columns."""
     paths: PackedStrings
-    labels: NDArray[np.int64]
+    labels: Labels
     splits: dict[Split, NDArray[np.int64]]
     """Indices of each split. A data set that is not split yet has only train."""
     groups: list[str] | None
@@ -101,16 +106,22 @@ def folder_classes(config: FolderConfig) -> tuple[str, ...]:
 
 
 def write_table(table: Table, path: Path) -> None:
-    """Write every image with its split as a CSV file for `data.table`, atomically."""
+    """Write every image with its split as a CSV file for `data.table`, atomically.
+
+    Several labels are written as a column for each class, which can also be unknown.
+    """
     split_of = np.empty(len(table.paths), dtype=object)
     for split, indices in table.splits.items():
         split_of[indices] = split
     text = io.StringIO(newline="")
     writer = csv.writer(text)
-    writer.writerow(COLUMNS if table.groups else COLUMNS[:3])
+    several, groups = table.labels.ndim == 2, table.groups
+    group = [] if groups is None else ["group"]
+    writer.writerow(["path", *(table.classes if several else ["label"]), "split", *group])
     for i, name in enumerate(table.paths):
-        row = [name, table.classes[table.labels[i]], split_of[i]]
-        writer.writerow([*row, table.groups[i]] if table.groups else row)
+        label = table.labels[i]
+        cells = ("" if v < 0 else str(v) for v in label) if several else [table.classes[label]]
+        writer.writerow([name, *cells, split_of[i], *(groups[i : i + 1] if groups else [])])
     with replacing(path) as file:
         write_all(file, text.getvalue().encode("utf-8", "surrogateescape"))
 
@@ -181,61 +192,74 @@ def _read_folders(root: Path, only: Split | None) -> Table:
 
 
 def _read_csv(config: FolderConfig) -> Table:
-    """Read and check the rows of `config.table`."""
+    """Read and check the rows of `config.table`, a file or a folder with one for each split."""
     assert config.table is not None
     table = config.table
-    if not table.is_file():
+    columns: dict[str, list[str]] = {}
+    for split, file in _tables(table).items():
+        rows = _read_rows(file)
+        if split is not None:
+            rows |= {"split": [split] * len(rows["path"])}
+        if columns and columns.keys() != rows.keys():
+            extra = sorted(columns.keys() ^ rows.keys())
+            raise ConfigError(
+                f"data.table: the columns of {file} differ from those of the other tables in "
+                f"{table}: {shorten(extra)}. {suggest(extra[0], columns.keys() & rows.keys())}"
+            )
+        for name, values in rows.items():
+            columns.setdefault(name, []).extend(values)
+    _check_files(config.root, table, columns["path"])
+    classes, labels = read_labels(table, columns)
+    splits = _check_splits(table, columns)
+    if "train" in splits:
+        check_known(table, classes, labels[splits["train"]], "labels" in columns)
+    paths = PackedStrings(columns["path"])
+    return Table(config.root, classes, paths, labels, splits, columns.get("group"))
+
+
+def _tables(table: Path) -> dict[Split | None, Path]:
+    """Return the CSV file, or those of a folder by the split that they are named after."""
+    if table.is_file():
+        return {None: table}
+    if not table.is_dir():
         raise ConfigError(f"data.table: there is no file {table}.")
+    found: dict[Split | None, Path] = {}
+    for file in sorted(table.glob("*.csv")):
+        split = SPLIT_NAMES.get(file.stem.lower())
+        if split is None or split in found:
+            raise ConfigError(
+                f"data.table: {file} in a folder of tables must be named after a split, each once: "
+                "train.csv, val.csv or test.csv."
+            )
+        found[split] = file
+    if not found:
+        raise ConfigError(f"data.table: there is no train.csv, val.csv or test.csv in {table}.")
+    return found
+
+
+def _read_rows(table: Path) -> dict[str, list[str]]:
+    """Return the columns of a file by name."""
     columns: dict[str, list[str]] = defaultdict(list)
     try:
         with table.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             reader = csv.DictReader(file, strict=True)
-            header = _check_columns(table, reader.fieldnames)
+            header = check_columns(table, reader.fieldnames)
+            required = {"path"} | {"label"} & set(label_columns(header))
             for row in reader:
-                values = [row[name] for name in header]
-                if None in row or None in values or not all(values[:2]):
+                values = {name: row[name] for name in header}
+                empty = [name for name in required if not values[name]]
+                if None in row or None in values.values() or empty:
                     raise ConfigError(
                         f"data.table: line {reader.line_num} of {table} does not have "
-                        f"{len(header)} values ({', '.join(header)}), or path or label is empty."
+                        f"{len(header)} values ({shorten(header)}), or path or label is empty."
                     )
-                for name, value in zip(header, values, strict=True):
+                for name, value in values.items():
                     columns[name].append(value)
     except csv.Error as error:
         raise ConfigError(f"data.table: {table} is not a valid CSV file: {error}.") from None
     if not columns:
         raise ConfigError(f"data.table: {table} has no rows.")
-    _check_files(config.root, table, columns["path"])
-    classes = tuple(sorted(set(columns["label"])))  # as class folders are sorted
-    number = {name: i for i, name in enumerate(classes)}
-    labels = np.array([number[label] for label in columns["label"]], dtype=np.int64)
-    splits = _check_splits(table, columns)
-    if "train" in splits:
-        unknown = sorted(set(range(len(classes))) - set(labels[splits["train"]].tolist()))
-        if unknown:
-            names = shorten([classes[i] for i in unknown])
-            raise ConfigError(f"data.table: {table} has no training images of the classes {names}.")
-    paths = PackedStrings(columns["path"])
-    return Table(config.root, classes, paths, labels, splits, columns.get("group"))
-
-
-def _check_columns(table: Path, header: object) -> list[str]:
-    """Return the columns in the order of `COLUMNS`, or raise an error that names the fault."""
-    names = [str(name).strip() for name in header] if isinstance(header, list) else []
-    for name in names:
-        if name not in COLUMNS:
-            raise ConfigError(
-                f"data.table: {table} has a column '{name}'. {suggest(name, COLUMNS)} Expected a "
-                "first line with path, label and, optionally, split and group."
-            )
-    missing = [name for name in COLUMNS[:2] if name not in names]
-    if missing or len(set(names)) != len(names):
-        raise ConfigError(
-            f"data.table: the first line of {table} must name each column once, path and label at "
-            f"least; found {', '.join(names) or 'nothing'}."
-        )
-    if header != names:
-        raise ConfigError(f"data.table: remove the spaces in the first line of {table}.")
-    return sorted(names, key=COLUMNS.index)
+    return columns
 
 
 def _check_files(root: Path, table: Path, paths: list[str]) -> None:

@@ -13,7 +13,7 @@ from rich.table import Table
 from vision.data.configs import DataConfig, Split
 from vision.data.images.decode import decode
 from vision.data.sources.build_source import build_source, list_splits
-from vision.data.sources.source import Source
+from vision.data.sources.source import Source, class_sizes, label_names
 from vision.data.sources.subsets import imbalance
 from vision.data.tools.pool import ordered_map
 from vision.terminal import plain, tracked
@@ -109,7 +109,7 @@ def check_data(config: DataConfig, workers: int = 0) -> DataCheck:
     splits: dict[Split, SplitCheck] = {}
     places: dict[bytes, list[tuple[Split, int]]] = {}
     for split, source in sources.items():
-        counts = np.bincount(source.labels, minlength=len(source.classes)).tolist()
+        counts = class_sizes(source.labels, len(source.classes)).tolist()
         per_class = dict(zip(source.classes, counts, strict=True))
         warning = imbalance(source.labels, source.classes)
         found = splits[split] = SplitCheck(len(source), per_class, warning=warning)
@@ -156,7 +156,7 @@ def _inspect(source: Source, index: int) -> _Finding:
 
 
 def _class(sources: Mapping[Split, Source], split: Split, index: int) -> str:
-    return sources[split].classes[sources[split].labels[index]]
+    return label_names(sources[split].labels[index], sources[split].classes)
 
 
 def _named(

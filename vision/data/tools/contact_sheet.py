@@ -55,7 +55,7 @@ def describe_target(target: Tensor, classes: Sequence[str]) -> str:
     if target.ndim == 0:
         return classes[int(target)]
     # Label smoothing gives every class the same minimum.
-    floor = float(target.min()) if len(classes) > 1 else 0.0
+    floor = max(float(target.min()), 0.0) if len(classes) > 1 else 0.0  # −1: unknown
     ranked = sorted(zip(target.tolist(), classes, strict=True), reverse=True)
     above = [(share, name) for share, name in ranked if share > floor + 5e-3]
     if len(above) == 1 and above[0][0] > 0.995:

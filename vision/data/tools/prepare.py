@@ -95,6 +95,11 @@ def prepare_split(source: Source, split: Split, config: PrepareConfig) -> Prepar
     only verified.
     """
     output = config.output
+    if source.multi_label:
+        raise ConfigError(
+            "data: shards hold one class per image, but these images have several labels; train on "
+            "them as they are."
+        )
     output.mkdir(parents=True, exist_ok=True)
     settings = config.model_dump(include=_DECISIVE)
     identity = {"settings": settings, "source": _fingerprint(source)}

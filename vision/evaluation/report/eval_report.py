@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Group
 from rich.table import Table
@@ -14,6 +14,7 @@ from torch import Tensor
 from vision.evaluation.configs import HUBS
 from vision.evaluation.evaluate import Speed
 from vision.evaluation.model_metrics import LOWER_IS_BETTER, Difference, ModelMetrics
+from vision.evaluation.multi_label_metrics import TUNED, MultiLabelMetrics
 from vision.evaluation.neighbours import NeighboursAccuracy
 from vision.terminal import plain
 
@@ -45,6 +46,24 @@ DEFINITIONS = {
 }
 
 
+LABEL_DEFINITIONS = {
+    "loss": "mean binary cross-entropy of the known labels",
+    "map": "mean average precision of the classes that occur",
+    "micro_f1": "F1 of all labels together, at a probability of 0.5",
+    "macro_f1": "mean F1 of the classes that occur or were predicted, at 0.5",
+    "sample_f1": "mean F1 of the images, at 0.5; 1 for an image without classes and predictions",
+    "…_tuned": "the same at the thresholds of the model: those that maximise the F1 of each class "
+    "on its validation images",
+    "average precision": "of a class: sum over its distinct scores in falling order of precision × "
+    "gain of recall, as in scikit-learn",
+    "unknown labels": "count nowhere",
+    **{
+        name: DEFINITIONS[name]
+        for name in ("…_flipped", "intervals", "differences", "macs", "speed")
+    },
+}
+"""Of several labels per image."""
+
 SHOWN = 5
 """Number of worst classes and of most confused pairs."""
 
@@ -58,8 +77,21 @@ ROWS = {
     "ece": "calibration error (ECE)",
 }
 """Metrics in the order of the tables, with their labels."""
-FLIPS = {"": "", "_flipped": ", with flips"}
-"""Suffixes of the metrics without and with flips at test time, and of their labels."""
+LABEL_ROWS = {
+    "map": "mean average precision (mAP)",
+    "micro_f1": "micro-F1",
+    "macro_f1": "macro-F1",
+    "sample_f1": "sample-F1",
+    "loss": "loss (binary cross-entropy)",
+}
+"""The same for several labels per image."""
+FLIPS = {
+    "": "",
+    TUNED: ", tuned thresholds",
+    "_flipped": ", with flips",
+    f"{TUNED}_flipped": ", tuned thresholds, with flips",
+}
+"""Suffixes of the metrics at tuned thresholds and with flips at test time, and of their labels."""
 WORDS = ("model", "metric", "class", "actual", "predicted", "")
 """Columns that hold words, not numbers."""
 
@@ -87,7 +119,7 @@ class ModelReport:
     window: tuple[tuple[int, int], ...] | None
     """Of every stage of a Swin."""
     crop_ratio: float
-    results: ModelMetrics
+    results: ModelMetrics | MultiLabelMetrics
     """Its fields are those of the model itself in JSON."""
     neighbours: NeighboursAccuracy | None
     cost: Cost
@@ -108,6 +140,7 @@ class Report:
     """Images that could not be read."""
     augmentation: str
     settings: Mapping[str, Any]
+    task: Literal["classify", "multi_label"]
     class_names: tuple[str, ...]
     models: tuple[ModelReport, ...]
     notes: tuple[str, ...] = ()
@@ -120,7 +153,8 @@ class Report:
         values = _plain(self, LONG | {"draws"} if summary else {"draws"})
         for model in values["models"]:
             model.update(model.pop("results"))
-        definitions = {} if summary else {"definitions": DEFINITIONS}
+        known = DEFINITIONS if self.task == "classify" else LABEL_DEFINITIONS
+        definitions = {} if summary else {"definitions": known}
         return {"format": FORMAT, **definitions, **values}
 
 
@@ -193,7 +227,7 @@ def _summary(report: Report) -> Table:
     for model in models:
         table.add_column(plain(model.name) if len(models) > 1 else "value", justify="right")
     for suffix, words in FLIPS.items():
-        for key, label in ROWS.items():
+        for key, label in _rows(report).items():
             if key + suffix in models[0].results.metrics:
                 shown = (_with_interval(model.results, key + suffix) for model in models)
                 table.add_row(label + words, *shown)
@@ -201,8 +235,12 @@ def _summary(report: Report) -> Table:
     if neighbours:
         cells = [f"{found.top1:.4f}" for found in neighbours]
         table.add_row(f"{neighbours[0].k}-NN accuracy", *cells)
-    scaled = [model.results.calibration.temperature for model in models]
-    if all(scaled):
+    scaled = [
+        model.results.calibration.temperature
+        for model in models
+        if isinstance(model.results, ModelMetrics)
+    ]
+    if scaled and all(scaled):
         cells = [
             f"T = {s.temperature:.3f}: {s.before.ece:.4f} → {s.after.ece:.4f}" for s in scaled if s
         ]
@@ -221,7 +259,11 @@ def _summary(report: Report) -> Table:
     return table
 
 
-def _with_interval(results: ModelMetrics, key: str) -> Text:
+def _rows(report: Report) -> dict[str, str]:
+    return ROWS if report.task == "classify" else LABEL_ROWS
+
+
+def _with_interval(results: ModelMetrics | MultiLabelMetrics, key: str) -> Text:
     value = f"{results.metrics[key]:.4f}"
     if key not in results.intervals:
         return plain(value)
@@ -239,7 +281,7 @@ def _comparison(report: Report) -> Table:
             verdict = ("better" if better else "worse") if found.decided else "undecided"
             table.add_row(
                 plain(model.name),
-                ROWS[key],
+                _rows(report)[key],
                 f"{found.value:+.4f}",
                 f"{found.low:+.4f} to {found.high:+.4f}",
                 f"{found.better:.1%} of draws",
@@ -250,7 +292,11 @@ def _comparison(report: Report) -> Table:
 
 
 def _details(model: ModelReport) -> list[Table]:
-    """The classes with the lowest recall, and the most confused pairs."""
+    """The classes with the lowest recall, and the most confused pairs; of several labels, those of
+    the lowest average precision.
+    """
+    if isinstance(model.results, MultiLabelMetrics):
+        return [_worst_labels(model.name, model.results)]
     known = [row for row in model.results.classes if row.recall is not None]
     columns = ("class", "images", "recall", "precision", "F1")
     worst = _titled(f"{model.name}: worst classes", *columns)
@@ -261,6 +307,17 @@ def _details(model: ModelReport) -> list[Table]:
     for pair in model.results.confused[:SHOWN]:
         pairs.add_row(plain(pair.actual), plain(pair.predicted), f"{pair.images:,}")
     return [worst, pairs] if model.results.confused else [worst]
+
+
+def _worst_labels(name: str, results: MultiLabelMetrics) -> Table:
+    columns = ("class", "images", "AP", "threshold", "recall", "precision", "F1")
+    table = _titled(f"{name}: worst classes", *columns)
+    known = [row for row in results.classes if row.average_precision is not None]
+    for row in sorted(known, key=lambda row: row.average_precision or 0.0)[:SHOWN]:
+        values = (row.average_precision, row.threshold, row.recall, row.precision, row.f1)
+        cells = (_number(value, ".3f") for value in values)
+        table.add_row(plain(row.name), f"{row.images:,}", *cells)
+    return table
 
 
 def _titled(title: str, *columns: str) -> Table:

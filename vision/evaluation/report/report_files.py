@@ -13,14 +13,17 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from vision.config import ConfigError, pair
 from vision.data.images.decode import to_image
 from vision.data.preprocess import input_pixels
+from vision.data.sources.source import label_names
 from vision.evaluation.configs import EvalConfig
 from vision.evaluation.evaluated_model import Answers
 from vision.evaluation.metrics import chunks
-from vision.evaluation.model_metrics import confident_mistakes
+from vision.evaluation.model_metrics import Mistake, confident_mistakes
+from vision.evaluation.multi_label_metrics import LabelMistake, confident_label_mistakes
 from vision.evaluation.report.eval_report import Report
 from vision.files import spreadsheet_cell
 from vision.inspection.explorer.self_contained import data_url, self_contained
@@ -139,8 +142,14 @@ def page(report: Mapping[str, Any], galleries: Sequence[Sequence[Mapping[str, An
 def gallery(answers: Answers, most: int, max_pixels: int) -> list[dict[str, Any]]:
     """The most confident mistakes, with the images as the model saw them."""
     source, preprocess = answers.model.source, answers.model.preprocess
+    logits, labels, opened = answers.predictions.logits, answers.labels, answers.model.opened
+    mistakes: Sequence[Mistake | LabelMistake]
+    if opened.multi_label:
+        mistakes = confident_label_mistakes(logits, labels, opened.thresholds, most)
+    else:
+        mistakes = confident_mistakes(logits, labels, most)
     entries = []
-    for mistake in confident_mistakes(answers.predictions.logits, answers.labels, most):
+    for mistake in mistakes:
         index = int(answers.predictions.ids[mistake.row])
         name = source.name(index)
         image = to_image(input_pixels(source.read(index), name, preprocess, max_pixels))
@@ -154,7 +163,8 @@ def write_predictions(path: Path, answers: Answers, probabilities: Literal["top5
 
     Columns: sample (its index in the split), name, label, predicted, correct, loss,
     label_probability; top1 … top5 and probability1 … probability5; with "all" a column "p(class)"
-    for every class.
+    for every class. Several labels are lists, `a;b`, and `predicted` are those at or above their
+    thresholds; there is no label_probability then.
     """
     parts = _columns(answers, probabilities)
     if path.suffix == ".parquet":
@@ -179,29 +189,57 @@ def _columns(
     top = min(TOP, len(classes))
     for logits, labels in chunks(answers.predictions.logits, answers.labels):
         samples, ids = ids[: len(labels)], ids[len(labels) :]
-        logs = logits.log_softmax(1)
-        own_logs = logs.gather(1, labels[:, None])[:, 0]
+        if answers.model.opened.multi_label:
+            chances, columns = logits.sigmoid(), _label_columns(answers, logits, labels)
+        else:
+            chances, columns = logits.softmax(1), _class_columns(classes, logits, labels)
         # A stable sort puts the first of equally probable classes first, as argmax does.
-        order = logs.argsort(dim=1, descending=True, stable=True)[:, :top]
-        best = logs.gather(1, order).exp()
-        predicted = logits.argmax(1)
-        columns: dict[str, list[Any]] = {
+        order = logits.argsort(dim=1, descending=True, stable=True)[:, :top]
+        best = chances.gather(1, order)
+        columns = {
             "sample": samples,
             "name": [answers.model.source.name(sample) for sample in samples],
-            "label": [classes[i] for i in labels.tolist()],
-            "predicted": [classes[i] for i in predicted.tolist()],
-            "correct": (predicted == labels).tolist(),
-            "loss": _rounded(-own_logs),
-            "label_probability": _rounded(own_logs.exp()),
+            **columns,
         }
         for rank in range(top):
             columns[f"top{rank + 1}"] = [classes[i] for i in order[:, rank].tolist()]
         for rank in range(top):
             columns[f"probability{rank + 1}"] = _rounded(best[:, rank])
         if probabilities == "all":
-            for name, values in zip(_column_names(classes), logs.exp().T, strict=True):
+            for name, values in zip(_column_names(classes), chances.T, strict=True):
                 columns[name] = _rounded(values)
         yield columns
+
+
+def _class_columns(classes: Sequence[str], logits: Tensor, labels: Tensor) -> dict[str, list[Any]]:
+    """Label and prediction of images with one class each."""
+    predicted = logits.argmax(1)
+    own_logs = logits.log_softmax(1).gather(1, labels[:, None])[:, 0]
+    return {
+        "label": [classes[i] for i in labels.tolist()],
+        "predicted": [classes[i] for i in predicted.tolist()],
+        "correct": (predicted == labels).tolist(),
+        "loss": _rounded(-own_logs),
+        "label_probability": _rounded(own_logs.exp()),
+    }
+
+
+def _label_columns(answers: Answers, logits: Tensor, labels: Tensor) -> dict[str, list[Any]]:
+    """Labels and predictions of images with any number of classes."""
+    limits = torch.tensor(answers.model.opened.thresholds, dtype=torch.float64)
+    predicted = (logits.sigmoid() >= limits).to(torch.int8)
+    known = labels >= 0
+    entries = binary_cross_entropy_with_logits(logits, (labels == 1).double(), reduction="none")
+    loss = entries.where(known, 0.0).sum(1) / known.sum(1).clamp(min=1)
+    listed = (
+        [label_names(row, answers.model.classes) for row in rows.numpy()]
+        for rows in (labels, predicted)
+    )
+    return {
+        **dict(zip(("label", "predicted"), listed, strict=True)),
+        "correct": ((predicted == labels) | ~known).all(1).tolist(),
+        "loss": _rounded(loss),
+    }
 
 
 def _column_names(classes: Sequence[str]) -> list[str]:

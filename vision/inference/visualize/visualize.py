@@ -11,7 +11,8 @@ import torch
 from vision.config import ConfigError
 from vision.data.images.decode import UnreadableImageError
 from vision.files import write_text
-from vision.inference.predict import Loaded, find_images
+from vision.inference.predict import Loaded
+from vision.inference.predicted_files import find_images
 from vision.inference.visualize.configs import VisualizeConfig, inches
 from vision.inference.visualize.draw import View, VisualizedModel, draw_figure, draw_page
 from vision.inference.visualize.images import Item, items_of_data, items_of_files, mask_file, some

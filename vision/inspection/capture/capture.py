@@ -141,6 +141,7 @@ def _run(
                     layout=layout,
                     anatomy=anatomy,
                     pooling=recorder.pooling,
+                    activation=getattr(model, "activation", "softmax"),
                 )
             )
     return captures

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vision.inspection.capture.token_layout import Layout, Place
 from vision.models.layers import Grid
+from vision.models.probabilities import Activation
 
 Fusion = Literal["mean", "max", "min"]
 """The reduction of the heads of a layer to one."""
@@ -97,6 +98,8 @@ class Captured:
     anatomy: Anatomy
     pooling: Tensor | None = None
     """Shares of the last tokens in what an attention pooling sees, mean over its heads: (b n)."""
+    activation: Activation = "softmax"
+    """From logits to probabilities."""
 
     @property
     def batch(self) -> int:

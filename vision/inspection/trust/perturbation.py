@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchvision.transforms.v2.functional import gaussian_blur  # type: ignore[import-untyped]
 
+from vision.models.probabilities import Activation, probabilities
+
 Map = NDArray[np.floating[Any]]
 Predict = Callable[[Tensor], Tensor]
 """From uint8 images (b channels height width) to logits (b classes)."""
@@ -42,7 +44,14 @@ class Curves(NamedTuple):
 
 
 def perturb(
-    predict: Predict, image: Tensor, values: Map, target: int, *, steps: int, seed: list[int]
+    predict: Predict,
+    image: Tensor,
+    values: Map,
+    target: int,
+    *,
+    steps: int,
+    seed: list[int],
+    activation: Activation = "softmax",
 ) -> Curves:
     """The curves of one map of one uint8 image (channels height width)."""
     order = ranked(values, seed)
@@ -55,7 +64,7 @@ def perturb(
         _mixed(blurred, image, order, shares),
     ]
     with torch.no_grad():
-        chances = predict(torch.cat(batches)).float().softmax(1).cpu()
+        chances = probabilities(predict(torch.cat(batches)).float(), activation).cpu()
     positive, negative, insertion = chances.split(steps + 1)
     return Curves(
         positive=positive[:, target].numpy(),

@@ -139,7 +139,13 @@ def score(
                     if steps is not None:
                         target = _predicted(one)
                         curves = perturb(
-                            predict, image, values, target, steps=steps, seed=[seed, i]
+                            predict,
+                            image,
+                            values,
+                            target,
+                            steps=steps,
+                            seed=[seed, i],
+                            activation=getattr(subject.model, "activation", "softmax"),
                         )
                     tallies[name].add(values, sample.mask, curves)
                 advance(1)

@@ -22,6 +22,7 @@ from vision.files import sync_file, sync_folder
 from vision.terminal import plain
 from vision.training.configs import TrainConfig
 from vision.training.run.run_folder import BY_CLASS, writing
+from vision.training.tasks.configs import MultiLabelConfig
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -270,12 +271,14 @@ def _warnings(job: "TrainingJob") -> Iterator[str]:
 
 def _against_imbalance(config: TrainConfig) -> list[str]:
     """The settings of a run that treat classes of different sizes differently."""
-    loss, weights = config.loss, config.loss.class_weights
+    loss, weights, task = config.loss, config.loss.class_weights, config.task
+    positive = task.pos_weight if isinstance(task, MultiLabelConfig) else "none"
     return [
         *(["data.sampling=balanced"] if config.data.sampling == "balanced" else []),
         *([f"loss.class_weights={_listed(weights)}"] if weights != "none" else []),
         *([f"loss.logit_adjustment={loss.logit_adjustment:g}"] if loss.logit_adjustment else []),
         *(["loss.kind=focal"] if loss.kind == "focal" else []),
+        *([f"task.pos_weight={_listed(positive)}"] if positive != "none" else []),
     ]
 
 

@@ -27,7 +27,7 @@ from vision.models.cost.count import format_bytes
 from vision.models.cost.live_memory import LiveMemory
 from vision.models.layers import Classifier, Grid
 from vision.models.reconstruction import MaskedModel
-from vision.training.configs import TrainConfig, TuneAllConfig, TuneHeadConfig
+from vision.training.configs import TrainConfig
 from vision.training.optim import build_optimizer
 from vision.training.run.distributed import World
 from vision.training.run.machine_memory import device_memory
@@ -36,6 +36,7 @@ from vision.training.tasks.configs import DistillConfig, MaskedConfig
 from vision.training.tasks.masked_model import masked_model
 from vision.training.tasks.teacher import teacher_bytes
 from vision.training.tune import freeze
+from vision.training.tune_settings import TuneAllConfig, TuneHeadConfig
 
 REFUSED, WARNED = 1.5, 0.9
 """Parts of a device's memory above which a run is refused or warned about. The estimate may be too

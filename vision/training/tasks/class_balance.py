@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vision.config import ConfigError
+from vision.data.sources.source import Labels, class_sizes
 from vision.training.tasks.configs import LossConfig
 
 Floats = NDArray[np.float64]
@@ -31,13 +32,13 @@ class ClassBalance:
 
 def class_balance(
     config: LossConfig,
-    labels: NDArray[np.int64],
+    labels: Labels,
     classes: tuple[str, ...],
     sampling: Literal["uniform", "balanced"],
     device: torch.device,
 ) -> ClassBalance:
     """The balance of a run on training images with these labels; refused where it has none."""
-    counts = np.bincount(labels, minlength=len(classes)).astype(np.float64)
+    counts = class_sizes(labels, len(classes)).astype(np.float64)
     shares = counts if sampling == "uniform" else (counts > 0).astype(np.float64)
     shares = shares / max(shares.sum(), 1.0)
     weights = shift = None

@@ -16,6 +16,7 @@ from vision.data.preprocess import normalizer
 from vision.data.tools.contact_sheet import contact_sheet
 from vision.evaluation.evaluate import evaluate, evaluation_mode
 from vision.models.build import autocast
+from vision.models.probabilities import Activation
 from vision.training.tasks.class_balance import ClassBalance, class_balance
 from vision.training.tasks.configs import LossConfig
 from vision.training.tasks.task import Task
@@ -27,12 +28,16 @@ TRAINING, VALIDATION = 32, 16
 class Classification(Task[Batch]):
     """Cross-entropy, BCE or focal loss of an image's classes."""
 
+    activation: ClassVar[Activation] = "softmax"
     measures: ClassVar[tuple[str, ...]] = ("loss", "top1")
-    headline = ("loss", "top1", "top5", "balanced_accuracy", "macro_f1", "top1_flipped")
+    headline: ClassVar[tuple[str, ...]] = (
+        *("loss", "top1", "top5", "balanced_accuracy", "macro_f1", "top1_flipped"),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.classes = self.data.train.classes
+        self.model.activation = self.activation
         check_loss(self.config.loss, self.config.augment.label_smoothing, len(self.classes))
         self.balance = class_balance(
             self.config.loss,
@@ -111,12 +116,9 @@ class Classification(Task[Batch]):
         images = self.normalize(batch.images[shown].to(self.world.device))
         with evaluation_mode(self.module), autocast(self.config.precision, self.world.device):
             logits = self.module(images)
-        confidences, predicted = logits.float().softmax(1).max(1)
         captions = [
-            f"{self.classes[label]} / {self.classes[answer]} {confidence:.0%}"
-            for label, answer, confidence in zip(
-                batch.labels[shown].tolist(), predicted.tolist(), confidences.tolist(), strict=True
-            )
+            self.caption(label, answer)
+            for label, answer in zip(batch.labels[shown], logits.float(), strict=True)
         ]
         return contact_sheet(
             images,
@@ -126,6 +128,11 @@ class Classification(Task[Batch]):
             columns=4,
             title=f"Step {step}: label / prediction",
         )
+
+    def caption(self, label: Tensor, logits: Tensor) -> str:
+        """The label of an image, and the predicted class."""
+        confidence, answer = logits.softmax(0).max(0)
+        return f"{self.classes[int(label)]} / {self.classes[int(answer)]} {float(confidence):.0%}"
 
     def unreadable(self) -> Mapping[str, str]:
         """Training and validation images alike."""

@@ -1,5 +1,6 @@
 """Settings of what a run minimises and is evaluated by. Free of torch."""
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -8,24 +9,40 @@ from vision.checkpoints.configs import WhichWeights
 from vision.config import Config, Depth, Place, Probability, Rate, Side, Size, Width
 
 ClassWeight = Annotated[float, Field(ge=0)]
+Focus = Annotated[float, Field(ge=0, le=100)]
+Weight = Annotated[float, Field(gt=0)]
 
-Metric = Literal["loss", "top1", "top5", "balanced_accuracy", "macro_f1"]
+Metric = Literal[
+    "loss", "top1", "top5", "balanced_accuracy", "macro_f1", "map", "micro_f1", "sample_f1"
+]
 """A metric on validation images."""
 
 
-class ClassifyConfig(Config):
+class AnyTaskConfig(Config):
+    """What the settings of every task say about the others of a run."""
+
+    metrics: ClassVar[tuple[str, ...]]
+    """Numbers on validation images that `checkpoint.best` and `objective` may name."""
+    required: ClassVar[Mapping[str, object]] = {}
+    """Settings of a run, where it has them, with the only value that the task allows."""
+    because: ClassVar[str] = ""
+    """The reason, for messages."""
+
+
+class ClassifyConfig(AnyTaskConfig):
     """Classification: every image has one class."""
 
+    metrics = ("loss", "top1", "top5", "balanced_accuracy", "macro_f1")
     kind: Literal["classify"]
-    metrics: ClassVar[tuple[str, ...]] = ("loss", "top1", "top5", "balanced_accuracy", "macro_f1")
-    """Numbers on validation images that `checkpoint.best` may name."""
 
 
-class DistillConfig(Config):
+class DistillConfig(AnyTaskConfig):
     """Classification with a teacher (DeiT, Touvron et al., ICML 2021, section 4)."""
 
+    metrics = ClassifyConfig.metrics
+    required: ClassVar[Mapping[str, object]] = {"tune.cache": False, "probe_first": None}
+    because = "shows every image to a teacher, where stored features have none"
     kind: Literal["distill"]
-    metrics: ClassVar[tuple[str, ...]] = ClassifyConfig.metrics
     teacher: Place
     """Weights of the teacher, which has the classes of the data: a run's folder, a checkpoint file
     of any known format, timm:NAME or hf:OWNER/NAME."""
@@ -66,9 +83,23 @@ class DecoderConfig(Config):
         return self
 
 
-class MaskedConfig(Config):
+class MaskedConfig(AnyTaskConfig):
     """Pretraining without labels: most of an image is hidden, and its pixels are predicted."""
 
+    metrics = ("loss",)
+    required: ClassVar[Mapping[str, object]] = {
+        "tune.kind": "all",
+        "probe_first": None,
+        "flip_test": False,
+        "attention_every": None,
+        "data.sampling": "uniform",
+        "augment.mixup": 0.0,
+        "augment.cutmix": 0.0,
+        "augment.label_smoothing": 0.0,
+        "loss.class_weights": "none",
+        "loss.logit_adjustment": 0.0,
+    }
+    because = "trains all weights without labels"
     kind: Literal["masked"]
     method: Literal["auto", "mae", "simmim"]
     """mae (He et al., CVPR 2022): the encoder sees visible patches alone, for a ViT; simmim (Xie et
@@ -83,27 +114,42 @@ class MaskedConfig(Config):
     """Whether the pixels of each patch are normalised before they are predicted; auto: with mae."""
     decoder: DecoderConfig
     """The decoder of mae; simmim has none."""
-    metrics: ClassVar[tuple[str, ...]] = ("loss",)
 
 
-LABELLED: dict[str, object] = {
-    "tune.kind": "all",
-    "probe_first": None,
-    "flip_test": False,
-    "attention_every": None,
-    "data.sampling": "uniform",
-    "augment.mixup": 0.0,
-    "augment.cutmix": 0.0,
-    "augment.label_smoothing": 0.0,
-}
-"""Settings that only labels or a head give a meaning, and the value that a task without them has.
-"""
+class MultiLabelConfig(AnyTaskConfig):
+    """Multi-label classification: every image has any number of classes, or unknown ones."""
 
-TaskConfig = Annotated[ClassifyConfig | DistillConfig | MaskedConfig, Field(discriminator="kind")]
+    metrics = ("loss", "map", "micro_f1", "macro_f1", "sample_f1")
+    required: ClassVar[Mapping[str, object]] = {
+        "tune.cache": False,
+        "probe_first": None,
+        "loss.class_weights": "none",
+        "loss.logit_adjustment": 0.0,
+    }
+    because = "has a loss of its own, of every class by itself (task.loss, task.pos_weight)"
+    kind: Literal["multi_label"]
+    loss: Literal["bce", "asymmetric"]
+    """Binary cross-entropy of each class, or the asymmetric loss (Ridnik et al., ICCV 2021), which
+    reduces the weight of easy negatives. Both are sums over known labels, divided by the number of
+    images and of classes. Label smoothing moves targets towards 0.5."""
+    pos_weight: Literal["none", "balanced"] | Annotated[tuple[Weight, ...], Field(min_length=1)]
+    """Weight of present classes in the loss: 1; images without a class / images with it, counted on
+    the training images; or a number for each class."""
+    gamma_positive: Focus
+    """γ₊ of the asymmetric loss: exponent of 1 − p for present classes."""
+    gamma_negative: Focus
+    """γ₋: exponent of p for absent classes."""
+    clip: Rate
+    """Probability margin of the asymmetric loss: absent classes with a smaller p cost nothing."""
+
+
+TaskConfig = Annotated[
+    ClassifyConfig | DistillConfig | MaskedConfig | MultiLabelConfig, Field(discriminator="kind")
+]
 
 
 class LossConfig(Config):
-    """The loss of a classifier."""
+    """The loss of a classifier with one class per image (task=classify)."""
 
     kind: Literal["cross_entropy", "bce", "focal"]
     """Cross-entropy of the softmax, or of one sigmoid per class (DeiT-III); or the focal loss of

@@ -13,18 +13,25 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 from PIL.Image import Image
 from torch import Tensor, nn
 
+from vision.config import ConfigError
 from vision.data.batches import Batch, Loader, build_loader
 from vision.data.configs import AugmentConfig
-from vision.data.order import BatchOrder, evaluation_requests
+from vision.data.order import BatchOrder, check_sampling, evaluation_requests
 from vision.data.preprocess import Preprocess
 from vision.data.sources.source import Source
 from vision.models.layers import Classifier
-from vision.training.configs import TrainConfig, TuneHeadConfig
+from vision.training.configs import TrainConfig
 from vision.training.run.distributed import World
 from vision.training.run.log import Reporter
 from vision.training.run.run_folder import Run
 from vision.training.run.stop import StopRequest
-from vision.training.tasks.configs import ClassifyConfig, DistillConfig, MaskedConfig
+from vision.training.tasks.configs import (
+    ClassifyConfig,
+    DistillConfig,
+    MaskedConfig,
+    MultiLabelConfig,
+)
+from vision.training.tune_settings import TuneHeadConfig
 
 
 class Samples(Protocol):
@@ -128,6 +135,10 @@ class Task(ABC, Generic[B]):
             },
         }
 
+    def evaluated_record(self) -> dict[str, Any]:
+        """Further fields, of a checkpoint whose weights were just evaluated."""
+        return {}
+
     def unreadable(self) -> Mapping[str, str]:
         """Names of the images that this process could not read so far, with the reasons."""
         return {f.name: f.reason for f in self.val_loader.failures.values()}
@@ -168,7 +179,12 @@ def select_task(
     says so.
     """
     parts = (config, data, model, run, world, stop)
+    check_labels(config, data.train)
     match config.task:
+        case MultiLabelConfig():
+            from vision.training.tasks.multi_label import MultiLabel
+
+            return MultiLabel(*parts)
         case ClassifyConfig() if isinstance(config.tune, TuneHeadConfig) and config.tune.cache:
             from vision.training.tasks.probe import Probe
 
@@ -185,3 +201,20 @@ def select_task(
             from vision.training.tasks.masked import Masked
 
             return Masked(*parts)
+
+
+def check_labels(config: TrainConfig, train: Source) -> None:
+    """Refuse a task whose images have other labels than the data."""
+    several = isinstance(config.task, MultiLabelConfig)
+    if several and not train.multi_label:
+        raise ConfigError(
+            f"task=multi_label: the images of data.kind={config.data.kind} have one class each; "
+            "use task=classify, or data with several: a table with a column labels (a;b) or a "
+            "column for each class, a data set with lists of labels, or data=shapes_two."
+        )
+    if train.multi_label and not several:
+        raise ConfigError(
+            f"task={config.task.kind}: the images of data.kind={config.data.kind} have several "
+            "labels each; use task=multi_label."
+        )
+    check_sampling(train.labels, config.data.sampling)

@@ -124,6 +124,8 @@ def huggingface_model(export: Export) -> tuple[dict[str, Tensor], dict[str, Any]
         labels = opened.class_names or tuple(f"LABEL_{i}" for i in range(opened.classes))
         fields["id2label"] = {str(index): label for index, label in enumerate(labels)}
         fields["label2id"] = {label: index for index, label in enumerate(labels)}
+        if opened.multi_label:
+            fields["problem_type"] = "multi_label_classification"
     return tensors, fields
 
 

@@ -3,6 +3,7 @@
 
 const { report, galleries } = JSON.parse(byId("data").textContent);
 const names = report.class_names;
+const several = report.task === "multi_label";
 const state = { model: 0, pair: null };
 const matrix = confusionView(byId("confusion"), (square) => readout(square), (square) => pick(square), (most) => legend(most));
 
@@ -36,7 +37,8 @@ function pick(square) {
 
 function showPair(pair) {
   state.pair = pair;
-  gallerySection(report, report.models[state.model], galleries[state.model], pair, () => showPair(null));
+  if (several) labelGallerySection(report, galleries[state.model]);
+  else gallerySection(report, report.models[state.model], galleries[state.model], pair, () => showPair(null));
 }
 
 function order() {
@@ -81,10 +83,12 @@ function showModel(index) {
   byId("about").textContent = `${whole(report.images)} images of ${report.data} (${report.split}), ${whole(names.length)} classes · ` +
     `${model.image_size.join(" × ")} pixels${window_}${views} · ${model.weights} weights${model.step ? `, step ${whole(model.step)}` : ""} · ${model.checkpoint}`;
   summarySection(report, model);
-  drawMatrix(false);
-  pairsList(model);
-  calibrationSection(model);
-  classesSection(model, (number) => { matrix.goTo(number); byId("confusion").scrollIntoView({ block: "center" }); });
+  if (!several) {
+    drawMatrix(false);
+    pairsList(model);
+    calibrationSection(model);
+  }
+  classesSection(model, several, (number) => { if (!several) { matrix.goTo(number); byId("confusion").scrollIntoView({ block: "center" }); } });
   showPair(null);
 }
 
@@ -111,6 +115,7 @@ function start() {
   byId("model-choice").hidden = report.models.length < 2;
   byId("model").replaceChildren(...report.models.map((model, i) => element("option", { value: i }, model.name)));
   byId("model").onchange = (event) => showModel(Number(event.target.value));
+  for (const id of ["matrix-panel", "calibration-panel"]) byId(id).hidden = several;
   byId("order").onchange = () => drawMatrix(true);
   byId("only-mistakes").onchange = () => drawMatrix(true);
   byId("class-names").replaceChildren(...names.map((name) => element("option", { value: name })));
@@ -125,7 +130,7 @@ function start() {
   byId("definitions").replaceChildren(...Object.entries(report.definitions).flatMap(([word, text]) => [element("dt", {}, word), element("dd", {}, text)]));
   comparisonSection(report);
   showModel(0);
-  addEventListener("resize", () => matrix.draw());
+  if (!several) addEventListener("resize", () => matrix.draw());
 }
 
 start();

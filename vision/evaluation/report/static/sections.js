@@ -1,15 +1,23 @@
 "use strict";
 // Everything on the page but the confusion matrix.
 
-const LABELS = {
+const ONE_LABEL = {
   top1: "top-1 accuracy", top5: "top-5 accuracy", balanced_accuracy: "balanced accuracy",
   macro_f1: "macro-F1", loss: "loss (= NLL)", brier: "Brier score", ece: "calibration error (ECE)",
 };
-const SHARES = ["top1", "top5", "balanced_accuracy", "macro_f1"];
+const SEVERAL_LABELS = {
+  map: "mean average precision", micro_f1: "micro-F1", macro_f1: "macro-F1", sample_f1: "sample-F1",
+  loss: "loss (BCE)",
+};
+const SUFFIXES = { _tuned: ", tuned thresholds", _flipped: ", with flips", _tuned_flipped: ", tuned, with flips" };
+const SHARES = ["top1", "top5", "balanced_accuracy", "map", "micro_f1", "macro_f1", "sample_f1"];
+const labelsOf = (report) => (report.task === "multi_label" ? SEVERAL_LABELS : ONE_LABEL);
 const LOWER = ["loss", "brier", "ece"];
 
 function summarySection(report, model) {
-  const metric = (key, value) => (SHARES.includes(key.replace("_flipped", "")) ? percent(value, 2) : decimal(value));
+  const labels = labelsOf(report);
+  const [main] = Object.keys(labels);
+  const metric = (key, value) => (SHARES.includes(key.replace("_tuned", "").replace("_flipped", "")) ? percent(value, 2) : decimal(value));
   const interval = (key) => {
     const found = model.intervals[key];
     if (!found) return null;
@@ -19,20 +27,23 @@ function summarySection(report, model) {
   const card = (label, value, below) =>
     element("div", { class: "card" }, element("span", {}, label), element("b", {}, value),
       below ? element("span", {}, below) : null);
-  const cards = Object.keys(LABELS).slice(1).map((key) => card(LABELS[key], metric(key, model.metrics[key]), interval(key)));
-  for (const [key, label] of Object.entries(LABELS)) {
-    const flipped = `${key}_flipped`;
-    if (flipped in model.metrics) cards.push(card(`${label}, with flips`, metric(flipped, model.metrics[flipped]), interval(flipped)));
+  const cards = Object.keys(labels).slice(1).map((key) => card(labels[key], metric(key, model.metrics[key]), interval(key)));
+  for (const [suffix, words] of Object.entries(SUFFIXES)) {
+    for (const [key, label] of Object.entries(labels)) {
+      const name = key + suffix;
+      if (name in model.metrics) cards.push(card(label + words, metric(name, model.metrics[name]), interval(name)));
+    }
   }
-  const scaled = model.calibration.temperature;
+  const scaled = model.calibration && model.calibration.temperature;
   if (scaled) cards.push(card("temperature", decimal(scaled.temperature, 3), `ECE ${decimal(scaled.before.ece)} → ${decimal(scaled.after.ece)}`));
   if (model.neighbours) cards.push(card(`${model.neighbours.k}-NN accuracy`, percent(model.neighbours.top1, 2), "of the features"));
   cards.push(card("parameters", large(model.cost.parameters), `${large(model.cost.macs)} MACs per image`));
   cards.push(card("images per second", large(model.speed.model ?? model.speed.total), `${large(model.speed.total)} with loading`));
   const wrong = Math.round(model.metrics.samples * (1 - model.metrics.top1));
-  const hero = element("div", { class: "panel hero" }, element("span", {}, LABELS.top1),
-    element("b", {}, percent(model.metrics.top1, 2)), interval("top1") ? element("span", {}, interval("top1")) : null,
-    element("span", {}, `${whole(wrong)} of ${whole(report.images)} images wrong`));
+  const counted = main === "map" ? `${whole(model.classes.filter((row) => row.images).length)} classes, ${whole(report.images)} images` : `${whole(wrong)} of ${whole(report.images)} images wrong`;
+  const hero = element("div", { class: "panel hero" }, element("span", {}, labels[main]),
+    element("b", {}, percent(model.metrics[main], 2)), interval(main) ? element("span", {}, interval(main)) : null,
+    element("span", {}, counted));
   byId("summary").replaceChildren(hero, element("div", { class: "cards" }, ...cards));
 }
 
@@ -49,7 +60,7 @@ function comparisonSection(report) {
     const shown = (value) => (share ? signed(100 * value, 2) : signed(value, 4));
     const better = row.value < 0 === LOWER.includes(row.key);
     const verdict = row.decided ? (better ? "better" : "worse") : "undecided";
-    return element("tr", {}, element("td", {}, row.model.name), element("td", {}, LABELS[row.key]),
+    return element("tr", {}, element("td", {}, row.model.name), element("td", {}, labelsOf(report)[row.key]),
       element("td", { class: "number" }, shown(row.value)),
       element("td", { class: "number" }, `${shown(row.low)} to ${shown(row.high)}`),
       element("td", {}, forest(row, scales[share], row.decided ? verdict : "")),
@@ -127,9 +138,14 @@ function reliabilityDiagram(curve) {
   return element("svg", { viewBox: `0 0 ${left + side + 12} ${base + 40}`, role: "img", "aria-label": label }, ...parts);
 }
 
-function classesSection(model, onChoose) {
-  const columns = [["name", "class"], ["images", "images"], ["recall", "recall (accuracy)"], ["precision", "precision"], ["f1", "F1"]];
-  let [key, rising] = ["recall", true];
+function classesSection(model, several, onChoose) {
+  const columns = several
+    ? [["name", "class"], ["images", "images"], ["average_precision", "average precision"], ["recall", "recall"], ["precision", "precision"], ["f1", "F1"], ["threshold", "threshold"]]
+    : [["name", "class"], ["images", "images"], ["recall", "recall (accuracy)"], ["precision", "precision"], ["f1", "F1"]];
+  const first = columns[2][0];
+  let [key, rising] = [first, true];
+  const cell = (row, name) => (name === "name" ? element("td", {}, row.name) : name === "images" ? element("td", {}, whole(row.images))
+    : name === "threshold" ? element("td", {}, decimal(row.threshold, 3)) : bar(row[name]));
   const bar = (value) => element("td", {}, element("div", { class: "bar" }, element("span", {}, percent(value)),
     element("i", { style: `--share:${100 * (value ?? 0)}%` })));
   function fill() {
@@ -143,11 +159,11 @@ function classesSection(model, onChoose) {
       element("button", { type: "button", "data-key": name, onclick: () => sort(name) }, text + (name === key ? (rising ? " ▲" : " ▼") : ""))));
     byId("classes").replaceChildren(element("thead", {}, element("tr", {}, ...head)),
       element("tbody", {}, ...rows.map((row) => element("tr", { ondblclick: () => onChoose(row.number) },
-        element("td", {}, row.name), element("td", {}, whole(row.images)), bar(row.recall), bar(row.precision), bar(row.f1)))));
-    byId("class-count").textContent = `${whole(rows.length)} of ${whole(model.classes.length)} classes; a double click finds one in the matrix`;
+        ...columns.map(([name]) => cell(row, name))))));
+    byId("class-count").textContent = `${whole(rows.length)} of ${whole(model.classes.length)} classes` + (several ? "; recall, precision and F1 at the threshold" : "; a double click finds one in the matrix");
   }
   function sort(name) {
-    [key, rising] = [name, name === key ? !rising : name === "name" || name === "recall"];
+    [key, rising] = [name, name === key ? !rising : name === "name" || name === first];
     fill();
   }
   byId("class-filter").oninput = fill;
@@ -173,5 +189,23 @@ function gallerySection(report, model, gallery, pair, onAll) {
       class: entry.image.startsWith("data:image/png") ? "small" : null });
     return element("figure", { title: entry.name }, image, element("figcaption", {},
       line("said", names[entry.predicted], entry.confidence), line("muted", `actual: ${names[entry.label]}`, entry.own)));
+  }));
+}
+
+// Images with any number of classes: which are there, and which were predicted.
+function labelGallerySection(report, gallery) {
+  const names = report.class_names;
+  byId("gallery-about").textContent = gallery.length
+    ? `The ${whole(gallery.length)} images with the most confident mistakes, as the model saw them; mistakes in colour.`
+    : "No mistakes, or gallery=0: no images were requested.";
+  byId("gallery").replaceChildren(...gallery.map((entry) => {
+    const missed = entry.labels.filter((label) => !entry.predicted.some(([number]) => number === label));
+    const line = (kind, text, value) => element("div", { class: kind }, element("span", {}, text), element("span", {}, value));
+    const image = element("img", { src: entry.image, alt: entry.labels.map((label) => names[label]).join(", ") || "no class",
+      class: entry.image.startsWith("data:image/png") ? "small" : null });
+    return element("figure", { title: entry.name }, image, element("figcaption", {},
+      ...entry.predicted.map(([number, chance]) => line(entry.labels.includes(number) ? "" : "said", names[number], percent(chance))),
+      ...missed.map((number) => line("said", `missed: ${names[number]}`, "")),
+      line("muted", `actual: ${entry.labels.map((label) => names[label]).join(", ") || "none"}`, "")));
   }));
 }
