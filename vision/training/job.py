@@ -183,7 +183,9 @@ def _data_config(config: TrainConfig, run: Run, world: World) -> DataConfig:
     split = run.folder / "split.csv"
     if world.main and not split.exists():
         with writing(split):
-            write_table(read_table(config.data), split)
+            table = read_table(config.data)
+            write_table(table, split)
+            run.write("ignored.json", table.ignored)
     world.wait()
     return with_saved_split(config.data, split)
 

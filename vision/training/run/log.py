@@ -17,6 +17,7 @@ from rich.text import Text
 
 from vision.config import ConfigError
 from vision.data.preprocess import NAMES
+from vision.data.sources.folder import ignored_line
 from vision.data.sources.subsets import imbalance
 from vision.files import sync_file, sync_folder
 from vision.terminal import plain
@@ -141,9 +142,8 @@ class Reporter:
         metric = job.config.checkpoint.best
         best = "never evaluated" if job.state.best is None else f"{job.state.best:.4f}"
         self.say(f"\nFinished. Best {metric}: {best}. The run is in {folder}.")
-        if skipped := job.run.unreadable():
-            images = f"{skipped:,} image{'' if skipped == 1 else 's'}"
-            self.warn(f"{images} could not be read and left out; see {folder}/skipped-*.jsonl.")
+        for warning in _left_out(job):
+            self.warn(warning)
         commands = {
             f"python eval.py checkpoint={folder}": "evaluate its best checkpoint",
             f"vision predict checkpoint={folder} images=photos/": "classify your own images",
@@ -224,6 +224,7 @@ def _warnings(job: "TrainingJob") -> Iterator[str]:
         yield "precision=fp16 on a CPU is slow and less exact than bf16 or fp32."
     if tight := job.start.memory.warning(job.micro_batch):
         yield tight
+    yield from _left_out(job)
     if unequal := imbalance(job.data.train.labels, job.data.train.classes):
         yield unequal
     for name in NAMES:
@@ -234,6 +235,15 @@ def _warnings(job: "TrainingJob") -> Iterator[str]:
                 f"preprocess.{name} = {_listed(given)}, but the weights were trained with "
                 f"{_listed(trained)}; preprocess.{name}=auto takes theirs."
             )
+
+
+def _left_out(job: "TrainingJob") -> Iterator[str]:
+    """Files of the data that are not images, and images that could not be read."""
+    if ignored := ignored_line(job.run.read("ignored.json")):
+        yield ignored
+    if skipped := job.run.unreadable():
+        images = f"{skipped:,} image{'' if skipped == 1 else 's'}"
+        yield f"{images} could not be read and left out; see {job.run.folder}/skipped-*.jsonl."
 
 
 def _same(first: Any, second: Any) -> bool:

@@ -9,6 +9,7 @@ outputs/<name>/
     features/      cached features of a probe; see probe.py
     probe/         the run before this one, with probe_first
     split.csv      split of a folder of images
+    ignored.json   number of files in that folder that are not images, by reason
     skipped-0.jsonl  images that process 0 could not read, if there were any
     .lock          lock of the process that trains this run
     checkpoints/   step_….safetensors and best.safetensors
@@ -67,6 +68,9 @@ PREEMPTED = 75
 REWRITTEN = "Remove this one file and start again: it is written anew from the newest checkpoint."
 """Remedy for a damaged file of a run that is not needed to resume it."""
 
+WRITTEN_BEFORE = ("config.json", "split.csv", "ignored.json")
+"""Files of a run that are written before it starts; a start that fails leaves none behind."""
+
 STATUSES = ("running", "finished", "pruned", "preempted", "failed")
 
 
@@ -117,6 +121,11 @@ class Run:
     def checkpoints(self) -> Path:
         """Folder of the checkpoints."""
         return self.folder / "checkpoints"
+
+    @property
+    def status_file(self) -> Path:
+        """File of the progress of the run, written when it starts."""
+        return self.folder / "status.json"
 
     @property
     def metrics(self) -> Path:

@@ -38,7 +38,7 @@ from vision.training.configs import PLAIN_IMAGES, TrainConfig
 from vision.training.run.distributed import World
 from vision.training.run.log import Reporter
 from vision.training.run.run_folder import writing
-from vision.training.tasks.classification import check_loss, loss_and_sums
+from vision.training.tasks.classification import check_classes, check_loss, loss_and_sums
 from vision.training.tasks.task import Task
 
 
@@ -71,6 +71,7 @@ class Probe(Task[FeatureBatch]):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.classes = len(self.data.train.classes)
+        check_classes(self.config.data, self.data.train.classes)
         check_loss(self.config.loss, self.config.augment.label_smoothing, self.classes)
         self.module = _Head(self.model)
         self.parallel = "ddp"  # a head is small enough to be whole on every device
