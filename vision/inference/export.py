@@ -21,11 +21,12 @@ from torch import Tensor
 
 from vision.config import ConfigError, UserError
 from vision.data.sources.shapes import Shapes
-from vision.evaluation.configs import HUBS
 from vision.inference.configs import ExportConfig
 from vision.inference.export_readme import readme
+from vision.inference.image_files import beside_checkpoint
 from vision.inference.predict import Loaded
 from vision.models.layers import static_bias
+from vision.terminal import tracked
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession  # type: ignore[import-untyped]
@@ -54,7 +55,9 @@ def export(loaded: Loaded, config: ExportConfig) -> Exported:
 
     The folder appears only after the exported model has been run and compared.
     """
-    folder = config.output or _default_folder(config.checkpoint, loaded.opened.path) / config.format
+    folder = config.output or (
+        beside_checkpoint(config.checkpoint, loaded.opened.path) / "export" / config.format
+    )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"output: {folder} already exists; remove it or choose another.")
     loaded.model.requires_grad_(False).cpu()
@@ -88,7 +91,7 @@ def largest_difference(loaded: Loaded, run: Callable[[Tensor], Tensor]) -> float
     """
     gaps = []
     with torch.no_grad(), static_bias(loaded.model):
-        for images in _inputs(loaded):
+        for images in tracked(_inputs(loaded), "comparing", len(BATCHES)):
             expected = loaded.model(images).double().softmax(dim=1)
             found = run(images).double().softmax(dim=1)
             if found.shape != expected.shape:
@@ -203,11 +206,3 @@ def _scratch(folder: Path) -> Iterator[Path]:
         part = Path(name) / "export"  # with the usual permissions, unlike its parent
         part.mkdir()
         yield part
-
-
-def _default_folder(checkpoint: str, source: Path) -> Path:
-    """`export` in the run's folder or beside the file; in the current folder for a hub name."""
-    if checkpoint.startswith(HUBS):
-        return Path("export")
-    parent = source.parent
-    return (parent.parent if parent.name == "checkpoints" else parent) / "export"

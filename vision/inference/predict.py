@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from glob import glob, has_magic
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, overload
@@ -25,12 +24,12 @@ from vision.checkpoints.open import OpenedModel, open_model
 from vision.config import ConfigError, Size
 from vision.data.images.decode import Pixels, UnreadableImageError
 from vision.data.preprocess import Preprocess, input_batch, input_pixels
-from vision.data.sources.folder import SUFFIXES
-from vision.files import files_below, read_file
+from vision.files import read_file
 from vision.inference.configs import PredictConfig
+from vision.inference.image_files import ATTENTION, find_images
 from vision.models.configs import ModelChoice
 from vision.models.layers import Classifier, static_bias
-from vision.terminal import plain, print_wide, tracked
+from vision.terminal import percent, plain, print_wide, tracked
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,8 +39,6 @@ ImageInput = str | Path | bytes | Image.Image | NDArray[np.uint8] | Tensor
 uint8 tensor (channels, height, width).
 """
 ImageInputs = list[ImageInput] | tuple[ImageInput, ...]
-ATTENTION = "_attention"
-"""Suffix of the names of attention figures."""
 READERS = 4
 """Threads that read and decode while the model runs."""
 
@@ -66,6 +63,18 @@ class Loaded:
     """How images become the model's input."""
     classes: tuple[str, ...]
     """Names of the classes; empty for a model without a head."""
+
+    def __repr__(self) -> str:
+        """A few lines; `print(loaded.model)` has every layer."""
+        opened, (height, width) = self.opened, self.preprocess.image_size
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        shown = ", ".join(self.classes[:3]) + (", …" if len(self.classes) > 3 else "")
+        return (
+            f"{opened.config.kind}, {parameters:,} parameters, from {opened.path}\n"
+            f"images      {height} × {width}, {self.preprocess.channels} channels\n"
+            f"classes     {len(self.classes)}{f' ({shown})' if shown else ''}\n"
+            f"device      {self.device}"
+        )
 
     @property
     def model(self) -> Classifier:
@@ -192,38 +201,6 @@ class PredictedFile:
     problem: str | None
 
 
-def find_images(places: Sequence[str], listed: TextIO | None = None) -> list[Path]:
-    """Expand files, folders, patterns and a list of names (-) to image files.
-
-    Every file occurs once, in the order of the places and within a folder by name.
-    """
-    if not places:
-        raise ConfigError("images: none given. Example: images=photo.jpg or images=photos/")
-    found: dict[Path, None] = {}
-    for place in places:
-        if place == "-":
-            lines = (line.strip() for line in (listed or sys.stdin))
-            found.update(dict.fromkeys(Path(line) for line in lines if line))
-            continue
-        path = Path(place).expanduser()
-        if path.is_dir():
-            files = [f for f in files_below(path) if _is_image(f)]
-        elif not path.exists() and has_magic(place):
-            matches = sorted(glob(place, recursive=True))  # noqa: PTH207 (absolute patterns too)
-            files = [f for f in map(Path, matches) if not f.is_dir()]
-        else:
-            files = [path]
-        if not files:
-            raise ConfigError(f"images: there is no image in '{place}'.")
-        found.update(dict.fromkeys(files))
-    return list(found)
-
-
-def _is_image(file: Path) -> bool:
-    """By its suffix; figures that `attention=true` has written do not count."""
-    return file.suffix.lower() in SUFFIXES and not file.stem.endswith(ATTENTION)
-
-
 def predict_files(
     loaded: Loaded, files: Sequence[Path], batch_size: int, top: int
 ) -> Iterator[PredictedFile]:
@@ -344,7 +321,7 @@ def table(files: Sequence[PredictedFile]) -> "Table":
         for rank, (label, probability) in enumerate(file.prediction.top):
             name = str(file.path) if rank == 0 else ""
             style = "bold" if rank == 0 else "dim"
-            shown = (f"{100 * probability:.1f} %", Bar(1, 0, probability, width=20))
+            shown = (percent(probability), Bar(1, 0, probability, width=20))
             result.add_row(plain(name), plain(label), *shown, style=style)
         result.add_section()
     return result

@@ -77,13 +77,18 @@ class TimmModel(Classifier):
 @cache
 def check_size(config: TimmConfig, size: Grid, channels: int, classes: int) -> None:
     """Refuse images of a size that the model does not take, though it takes those that it was made
-    for: by a forward pass on `meta`.
+    for: by a forward pass on `meta`; then by one with contents, since an index beyond a table is
+    noticed there alone.
     """
-    failure = _failure(config, size, channels, classes)
+    failure = _failure(config, size, channels, classes, "meta")
     made_for = timm.models.get_pretrained_cfg_value(config.name, "input_size") or (3, 224, 224)
     height, width = made_for[1:]
     usual = (int(height), int(width))
-    if failure and usual != size and not _failure(config, usual, channels, classes):
+    if usual == size:
+        return
+    if not failure and max(size) < max(usual):
+        failure = _failure(config, size, channels, classes, "cpu")
+    if failure and not _failure(config, usual, channels, classes, "meta"):
         side = f"{height}" if height == width else f"[{height},{width}]"
         raise ConfigError(
             f"model.name: {config.name} does not take images of {size[0]} × {size[1]} ({failure}). "
@@ -91,10 +96,10 @@ def check_size(config: TimmConfig, size: Grid, channels: int, classes: int) -> N
         )
 
 
-def _failure(config: TimmConfig, size: Grid, channels: int, classes: int) -> str:
-    """The error of a forward pass without contents; empty if there is none."""
+def _failure(config: TimmConfig, size: Grid, channels: int, classes: int, device: str) -> str:
+    """The error of a forward pass; empty if there is none."""
     try:
-        with torch.device("meta"), torch.no_grad():
+        with torch.random.fork_rng(devices=[]), torch.device(device), torch.no_grad():
             _create(config, size, channels, classes).eval()(torch.zeros(1, channels, *size))
     except ConfigError:
         raise

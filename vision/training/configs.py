@@ -124,6 +124,7 @@ class LogConfig(Config):
     """Logging. `metrics.jsonl` in the run's folder always has all numbers."""
 
     every: Duration
+    """Interval of the losses; at most an epoch."""
     wandb: Literal["disabled", "offline", "online"]
     project: str
 

@@ -77,6 +77,8 @@ def _train(
                 _resume(job, reporter)
             elif processes.main:
                 run.write("config.json", config.model_dump(mode="json"))
+        if processes.main:
+            reporter.summarize(job)
         job.task.prepare(job.micro_batch, reporter)
         return _run(job, stop, reporter)
 
@@ -243,10 +245,11 @@ def _evaluated_numbers(job: TrainingJob, reporter: Reporter) -> dict[str, float]
     if state.average is not None:
         contexts["val_ema"] = averaged(state.model, state.average)
     for split, weights in contexts.items():
-        reporter.step(job, "evaluating")
         sheet = None
+        batches = -(-len(job.data.val) // job.world.size // job.micro_batch)
         with weights:
-            numbers = task.evaluate(job.micro_batch)
+            with reporter.evaluating(split, batches) as advance, task.stop.watched(advance):
+                numbers = task.evaluate(job.micro_batch)
             if job.config.log.wandb != "disabled":
                 sheet = task.prediction_sheet(job.micro_batch, state.step)
         reporter.evaluation(job, split, numbers)

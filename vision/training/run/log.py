@@ -20,7 +20,7 @@ from vision.data.preprocess import NAMES
 from vision.data.sources.folder import ignored_line
 from vision.data.sources.subsets import imbalance
 from vision.files import sync_file, sync_folder
-from vision.terminal import plain
+from vision.terminal import percent, plain
 from vision.training.configs import TrainConfig
 from vision.training.run.run_folder import writing
 
@@ -79,24 +79,40 @@ class Reporter:
             sync_folder(job.run.folder)
         self.metrics = job.run.metrics
 
-    def start(self, job: "TrainingJob") -> None:
-        """Print a summary of the run, and warnings."""
+    def summarize(self, job: "TrainingJob") -> None:
+        """Print the load report, a summary of the run, and warnings."""
         for line in job.start.report_lines:
             self.say(line)
         for name, value in _summary(job).items():
             self._named(f"{name:14}", "bold", value)
         for warning in _warnings(job):
             self.warn(warning)
+
+    def start(self, job: "TrainingJob") -> None:
+        """Show the progress of the steps."""
         if self.console.is_terminal:
             self.progress = Progress(*_COLUMNS, console=self.console)
             self.progress.start()
             self.progress.add_task("training", total=job.schedule.total, completed=job.state.step)
 
-    def step(self, job: "TrainingJob", doing: str = "") -> None:
-        """Move the progress bar to the present step; its text is `doing` or the latest numbers."""
+    def step(self, job: "TrainingJob") -> None:
+        """Move the progress bar to the present step; its text is the latest numbers."""
         if self.progress is not None:
-            task, text = self.progress.tasks[0], doing or self.latest or "training"
+            task, text = self.progress.tasks[0], self.latest or "training"
             self.progress.update(task.id, completed=job.state.step, description=text)
+
+    @contextmanager
+    def evaluating(self, split: str, batches: int) -> Iterator[Callable[[], None]]:
+        """Within, a second bar that the yielded function advances by a batch."""
+        if self.progress is None:
+            yield lambda: None
+            return
+        progress = self.progress
+        task = progress.add_task(f"evaluating ({split})", total=batches)
+        try:
+            yield lambda: progress.advance(task)
+        finally:
+            progress.remove_task(task)
 
     def write(self, step: int, split: str, numbers: Mapping[str, float]) -> None:
         """Write a line of JSON and hand it to the operating system."""
@@ -129,9 +145,11 @@ class Reporter:
     def evaluation(self, job: "TrainingJob", split: str, numbers: Mapping[str, float]) -> None:
         """Report numbers on validation images."""
         self.write(job.state.step, split, numbers)
+        few = len(job.data.train.classes) <= 5  # their top-5 is 100 %
+        names = [name for name in job.task.headline if not (few and name == "top5")]
         self.say(
             f"step {job.state.step}/{job.schedule.total}  {split}: "
-            f"{_shown(numbers, job.task.headline, digits=4)}"
+            f"{_shown(numbers, names, digits=4)}"
         )
         self.step(job)
 
@@ -140,7 +158,9 @@ class Reporter:
         self._stop_progress()
         folder = job.run.folder
         metric = job.config.checkpoint.best
-        best = "never evaluated" if job.state.best is None else f"{job.state.best:.4f}"
+        best = "never evaluated"
+        if job.state.best is not None:
+            best = f"{job.state.best:.4f}" if "loss" in metric else percent(job.state.best)
         self.say(f"\nFinished. Best {metric}: {best}. The run is in {folder}.")
         for warning in _left_out(job):
             self.warn(warning)
@@ -178,10 +198,10 @@ class Reporter:
 
 def _shown(numbers: Mapping[str, float], names: Sequence[str], digits: int) -> str:
     """Some of the numbers; accuracies in percent."""
-    percent = {"top1": "top-1", "top5": "top-5", "top1_flipped": "top-1 with flips"}
+    shares = {"top1": "top-1", "top5": "top-5", "top1_flipped": "top-1 with flips"}
     return "  ".join(
-        f"{percent[name]} {numbers[name]:.{digits - 2}%}"
-        if name in percent
+        f"{shares[name]} {percent(numbers[name], digits - 2)}"
+        if name in shares
         else f"{name} {numbers[name]:.{digits}f}"
         for name in names
         if name in numbers
