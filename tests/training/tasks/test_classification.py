@@ -1,14 +1,19 @@
 """The training loss against timm's and torch's own."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import timm.loss
 import torch
 import torch.nn.functional as F
+from small_runs import folder_of_images, words
 
-from vision.config import ConfigError
+from vision.cli.composition import compose
+from vision.config import ConfigError, parse
 from vision.data.images.mixing import Mix, soft_targets
+from vision.training.configs import TrainConfig
+from vision.training.loop import train
 from vision.training.tasks.classification import check_loss, training_loss
 from vision.training.tasks.configs import LossConfig
 
@@ -106,3 +111,12 @@ def test_threshold_that_makes_every_class_right_is_refused() -> None:
 def test_threshold_without_bce_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"bce_threshold = 0.2, but loss.kind = cross_entropy"):
         check_loss(LossConfig(kind="cross_entropy", bce_threshold=0.2), 0.0, 10)
+
+
+def test_single_class_is_refused_with_the_folder_that_is_meant(tmp_path: Path) -> None:
+    images = folder_of_images(tmp_path / "photos" / "all", 4)
+    data = ["data=folder", f"data.root={images.parent}", "data.val_fraction=0.5"]
+    config = parse(TrainConfig, compose("train", words(tmp_path / "out", *data, shapes=False))[0])
+    with pytest.raises(ConfigError, match=f"data.root={images}"):
+        train(config, "x")
+    assert not (tmp_path / "out" / "run").exists()

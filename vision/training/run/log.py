@@ -23,6 +23,8 @@ from vision.files import sync_file, sync_folder
 from vision.terminal import percent, plain
 from vision.training.configs import TrainConfig
 from vision.training.run.run_folder import writing
+from vision.training.run.story import write_readme
+from vision.training.run.tensorboard import add_settings, open_board
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -48,10 +50,23 @@ class Reporter:
         self.metrics: Path | None = None
         """`metrics.jsonl` while it is open."""
         self.wandb_run: Any = None
+        self.board: Any = None
+        """TensorBoard's writer, if it is asked for."""
+        self.said: list[str] = []
+        """Lines for `log.txt` before the run has a folder."""
+        self.log: Path | None = None
 
     def say(self, text: str) -> None:
-        """Print a line."""
+        """Print a line, also into `log.txt`."""
         self.console.print(plain(text), soft_wrap=True)
+        self._note(text)
+
+    def _note(self, text: str) -> None:
+        self.said.append(text)
+        if self.log is not None:
+            with writing(self.log), self.log.open("a", encoding="utf-8") as file:
+                file.write("".join(f"{line}\n" for line in self.said))
+            self.said.clear()
 
     def warn(self, text: str) -> None:
         """Print a warning."""
@@ -59,6 +74,7 @@ class Reporter:
 
     def _named(self, name: str, style: str, text: str) -> None:
         self.console.print(Text.assemble((name, style), " ", plain(text)), soft_wrap=True)
+        self._note(f"{name} {text}")
 
     @contextmanager
     def progress_bar(self, text: str, total: int) -> Iterator[Callable[[int], None]]:
@@ -78,6 +94,9 @@ class Reporter:
             self.file = job.run.metrics.open("a", encoding="utf-8")
             sync_folder(job.run.folder)
         self.metrics = job.run.metrics
+        self.log = job.run.folder / "log.txt"
+        if job.config.log.tensorboard:
+            self.board = open_board(job.run.folder, job.state.step)
 
     def summarize(self, job: "TrainingJob") -> None:
         """Print the load report, a summary of the run, and warnings."""
@@ -123,9 +142,15 @@ class Reporter:
             self.file.flush()
         if self.wandb_run is not None:
             self.wandb_run.log({"step": step, **{f"{split}/{k}": v for k, v in numbers.items()}})
+        if self.board is not None:
+            for name, value in numbers.items():
+                self.board.add_scalar(f"{split}/{name}", value, step)
 
     def image(self, step: int, name: str, image: "Image | None") -> None:
-        """Log an image, to wandb alone."""
+        """Log an image, to trackers alone."""
+        if self.board is not None and image is not None:
+            pixels = np.asarray(image.convert("RGB"))
+            self.board.add_image(name, pixels, step, dataformats="HWC")
         if self.wandb_run is not None and image is not None:
             import wandb
 
@@ -172,6 +197,9 @@ class Reporter:
         }
         if job.start.config.kind == "timm":  # a baseline: most have no attention
             commands = {c: purpose for c, purpose in commands.items() if "visualize" not in c}
+        write_readme(job, best, commands)
+        if self.board is not None:
+            add_settings(self.board, job.config, {metric: job.state.best})
         width = max(map(len, commands))
         self.say("Next:")
         for command, purpose in commands.items():
@@ -189,6 +217,8 @@ class Reporter:
             self.metrics = None
             if self.wandb_run is not None:
                 self.wandb_run.finish(exit_code=exit_code)
+            if self.board is not None:
+                self.board.close()
 
     def _stop_progress(self) -> None:
         if self.progress is not None:

@@ -5,6 +5,7 @@ outputs/<name>/
     status.json    running | finished | pruned | preempted | failed, step, number of steps,
                    duration in seconds, parameters of the model, micro-batch
     metrics.jsonl  every number, one line per event; trackers get copies
+    metrics.csv, curves.png, environment.json, README.md, log.txt   see story.py and log.py
     load_report.json  report on loading the initial weights, if there were any
     features/      cached features of a probe; see probe.py
     probe/         the run before this one, with probe_first
