@@ -17,6 +17,8 @@ SMALL = {"mini": 48, "fast": 32, "pixel": 32}
 
 def image_size(name: str) -> int:
     """The size of images that a model is made for."""
+    if name == "swinv2_large":
+        return 192
     usual = 256 if name.startswith("swinv2") else 224
     return SMALL.get(name.rpartition("_")[2], usual)
 

@@ -48,8 +48,8 @@ def largest_that_fits(memory: StepMemory, at_most: int, task: Task[Any]) -> int:
     """
     device = task.world.device
     for size in memory.sizes_that_fit(at_most) or [1]:
-        known = memory.available is not None
-        if known and (device.type == "cpu" or memory.peak(size) < SURE * memory.available):
+        there = memory.available
+        if there is not None and (device.type == "cpu" or memory.peak(size) < SURE * there):
             return size
         if _fits(task, size):
             return size

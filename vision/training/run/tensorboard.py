@@ -24,7 +24,7 @@ def open_board(run: Path, step: int) -> Any:
     """A writer into the run's folder; what an earlier start wrote after `step` is hidden."""
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(str(run / FOLDER), purge_step=step + 1 if step else None)  # type: ignore[no-untyped-call]
+    return SummaryWriter(str(run / FOLDER), purge_step=step + 1 if step else None)
 
 
 def add_settings(board: Any, config: TrainConfig, results: Mapping[str, float | None]) -> None:
