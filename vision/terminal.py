@@ -71,6 +71,11 @@ def tracked(items: Iterable[T], title: str, total: int, completed: int = 0) -> I
             progress.advance(task)
 
 
+def percent(share: float, digits: int = 2) -> str:
+    """Return a share for reading, such as `93.48 %`."""
+    return f"{100 * share:.{digits}f} %"
+
+
 def elapsed(seconds: float) -> str:
     """Return a duration for reading, such as `2 min 5 s`."""
     if seconds < 60:

@@ -269,6 +269,36 @@ def test_folder_of_a_run_is_named_by_its_settings_and_found_again(trained: Train
     assert len(folders(Path("outputs"))) == 2
 
 
+def test_run_is_named_by_its_weights_and_the_folder_of_its_images(
+    trained: Trained, tmp_path: Path
+) -> None:
+    (tmp_path / "flowers" / "rose").mkdir(parents=True)
+    given = ["train", "model=auto", "init=w/dinov2_vits14_pretrain.pth", "data=folder"]
+    given.append(f"data.root={tmp_path / 'flowers'}")
+    assert main(given) == 0
+    (name,) = folders(Path("outputs"))
+    label, _, digest = name.rpartition("-")
+    assert label == "dinov2_vits14-flowers" and len(digest) == 6
+    Path("outputs", name).rename(Path("outputs", f"auto-folder-{digest}"))  # an earlier version's
+    assert main(given) == 0
+    assert len(trained) == 1 and folders(Path("outputs")) == [f"auto-folder-{digest}"]
+
+
+@pytest.mark.parametrize(
+    ("words", "label"),
+    [
+        (["model=timm", "model.name=resnet18"], "resnet18-shapes"),
+        (["model=auto", "init=timm:vit_small_patch14_dinov2.lvd142m"], "vit_small_patch14_dinov2-"),
+        (["model=auto", "init=hf:facebook/dinov2-small"], "dinov2-small-shapes"),
+        (["data=torchvision", "data.name=Flowers102", "data.root=x"], "vit_mini-Flowers102"),
+        (["data=huggingface", "data.path=ufldl-stanford/svhn"], "vit_mini-svhn"),
+    ],
+)
+def test_name_of_a_run_says_what_ran(trained: Trained, words: list[str], label: str) -> None:
+    assert main(["train", *words]) == 0
+    assert folders(Path("outputs"))[0].startswith(label)
+
+
 def test_refused_run_keeps_its_files_as_they_are(
     trained: Trained, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -105,7 +105,7 @@ def test_flips_at_test_time_are_reported_beside_the_usual_numbers(
     assert found["calibration"] == usual["calibration"]
     assert main(["eval", *SMALL, *given, "flip_test=true"]) == 0
     printed = capsys.readouterr().out
-    assert f"{found['metrics']['top1_flipped']:.4f}" in printed
+    assert f"{100 * found['metrics']['top1_flipped']:.2f} %" in printed
     assert "top-1 accuracy, with flips" in printed
     stored = json.loads((tmp_path / "out" / "report.json").read_text())
     assert stored["models"][0]["metrics"] == found["metrics"]
@@ -342,5 +342,7 @@ def test_table_for_people_has_the_numbers_of_the_report(runs: Path, capsys: Capt
     assert main(["eval", *SMALL, f"checkpoint={runs / 'a'}", "save=false"]) == 0
     text = capsys.readouterr().out
     for name in ("top1", "loss", "brier", "ece", "macro_f1"):
-        assert f"{found['metrics'][name]:.4f}" in text
+        value = found["metrics"][name]
+        share = name in ("top1", "top5", "balanced_accuracy", "macro_f1")
+        assert (f"{100 * value:.2f} %" if share else f"{value:.4f}") in text
     assert "worst classes" in text and f"{found['cost']['parameters']:,}" in text

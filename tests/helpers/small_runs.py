@@ -29,6 +29,7 @@ SMALL = [
     "checkpoint.every=3steps",
     "evaluate_every=7steps",
     "log.every=1steps",
+    "log.curves=false",
     "loader.workers=0",
     "device=cpu",
 ]

@@ -21,8 +21,9 @@ from vision.checkpoints.native.checkpoint import read_checkpoint, write_checkpoi
 from vision.cli.app import main
 from vision.config import ConfigError
 from vision.data.images.decode import UnreadableImageError
+from vision.inference.image_files import find_images
 from vision.inference.predict import Prediction
-from vision.inference.predicted_files import PredictedFile, find_images, write_csv
+from vision.inference.predicted_files import PredictedFile, write_csv
 
 
 @pytest.fixture(scope="module")

@@ -281,7 +281,7 @@ def test_train_with_flips_at_test_time_reports_both_and_learns_the_same(
         plain, both = metrics(tmp_path / "plain", split), metrics(tmp_path / "both", split)
         assert [{name: event[name] for name in plain[0]} for event in both] == plain
         assert all(event["loss_flipped"] != event["loss"] for event in both)
-        assert f"top-1 with flips {both[-1]['top1_flipped']:.2%}" in printed
+        assert f"top-1 with flips {both[-1]['top1_flipped'] * 100:.2f} %" in printed
     assert status(tmp_path / "plain")["best"] == status(tmp_path / "both")["best"]
     assert_same_bits(last_tensors(tmp_path / "plain"), last_tensors(tmp_path / "both"))
 

@@ -23,7 +23,6 @@ from vision.checkpoints.files.renaming import rename as rename_tensors
 from vision.checkpoints.fit.assign import remedy
 from vision.checkpoints.fit.infer_swin import swin_values
 from vision.checkpoints.fit.infer_vit import vit_values
-from vision.checkpoints.fit.timm_weights import describe_timm
 from vision.checkpoints.layouts.recognise import convert_names, recognise
 from vision.checkpoints.layouts.rules import DECODER, Converted, need, stem_shape
 from vision.checkpoints.metadata import Metadata, StoredWeights, architecture_of, read_metadata
@@ -183,6 +182,8 @@ def describe(
     known = stored.metadata
     assumed: list[str] = []
     if isinstance(model, TimmConfig):
+        from vision.checkpoints.fit.timm_weights import describe_timm  # timm is slow to load
+
         known, channels, classes, assumed = describe_timm(model, stored.tensors, known)
         config: ModelConfig = model
         size = known.image_size or (224, 224)

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from vision.cli.commands import Choices, Command
 from vision.cli.composition import Composer, Jobs, checked, expand, plain
+from vision.cli.naming import run_label
 from vision.config import ConfigError, outputs
 from vision.files import unwritable
 from vision.sweeps.cluster import cluster_settings
@@ -33,7 +34,10 @@ def check_run(command: Command, composed: DictConfig) -> dict[str, Any]:
     values, chosen = plain(composed)
     config = checked(command, values, chosen)
     assert isinstance(config, TrainConfig)
-    run = find_run(config, _label(chosen))
+    run = find_run(config, run_label(values, chosen))
+    if config.name == "auto" and not run.folder.exists():
+        older = find_run(config, _choices(chosen))
+        run = older if older.status_file.exists() else run
     if composed.hydra.run.dir != "auto":
         run = Run(Path(composed.hydra.run.dir))
     place = {"hydra.run.dir": str(run.folder)}
@@ -151,10 +155,12 @@ def _sweep_folder(command: Command, composer: Composer, jobs: Jobs) -> str:
     if "name" in jobs.swept:
         raise ConfigError("name: the name is the sweep's; give it one value.")
     values, chosen = plain(composer.compose(list(jobs.fixed.values())), complete=False)
-    name = values["name"]
+    name, output = values["name"], Path(values["output"])
     if name == "auto":
-        name = run_name(values, "-".join(filter(None, ["sweep", _label(chosen, jobs.swept)])))
-    sweep = Path(values["output"]) / name
+        labels = (run_label(values, chosen, jobs.swept), _choices(chosen, jobs.swept))
+        name, older = (run_name(values, "-".join(filter(None, ["sweep", n]))) for n in labels)
+        name = older if (output / older).exists() and not (output / name).exists() else name
+    sweep = output / name
     if Run(sweep).status():
         raise ConfigError(f"name: {sweep} is a single run; choose another name.")
     return str(sweep)
@@ -166,8 +172,8 @@ def differences(jobs: Sequence[Sequence[str]]) -> list[list[str]]:
     return [[word for word in job if word not in common] for job in jobs]
 
 
-def _label(chosen: Choices, without: Sequence[str] = ()) -> str:
-    """Names of model and data, for the name of a run that has none of its own."""
+def _choices(chosen: Choices, without: Sequence[str] = ()) -> str:
+    """The choices of model and data, by which earlier versions named runs."""
     return "-".join(chosen[group] for group in ("model", "data") if group not in without)
 
 

@@ -1,6 +1,8 @@
 """Texts of `vision --help` and `vision list`, and the groups of YAML files that they name."""
 
+import json
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from vision.config import ConfigError, suggest
@@ -9,6 +11,9 @@ PACKAGE = Path(__file__).parent.parent
 _IN_WHEEL = PACKAGE / "_configs"
 CONFIGS = _IN_WHEEL if _IN_WHEEL.is_dir() else PACKAGE.parent / "configs"
 """In a wheel the YAML files lie inside the package, in a checkout beside it."""
+
+MODEL_COSTS = Path(__file__).with_name("model_costs.json")
+"""Image size, parameters and MACs of every model of configs/model with 1000 classes."""
 
 LISTINGS = {
     "models": "model",
@@ -32,12 +37,13 @@ PLUGINS = {
 """Launchers and sweepers of Hydra that come with a package."""
 
 USAGE = f"""\
-usage: vision list {"|".join(LISTINGS)}
+usage: vision list {"|".join(LISTINGS)} [PATTERN]
        vision list pretrained [PATTERN]"""
 
 HELP = f"""{USAGE}
 
-The first form prints one line for each choice of a group of settings.
+The first form prints one line for each choice of a group of settings; models with parameters and
+MACs for 1000 classes at the size of images in the table.
 The second lists published weights for init=, by family, with image size and licence. A PATTERN such
 as '*dino*' (in quotes, or the shell may expand it) selects names from all models of timm; if only a
 few match, their parameters are counted. Nothing is downloaded."""
@@ -88,8 +94,15 @@ def listing(words: Sequence[str]) -> str:
         from vision.checkpoints.pretrained import pretrained_table
 
         return pretrained_table(rest[0] if rest else None, _pretrained())
-    if what in LISTINGS and not rest:
-        found = choices()[LISTINGS[what]]
+    if what in LISTINGS and len(rest) <= 1:
+        known = choices()[LISTINGS[what]]
+        found = {n: line for n, line in known.items() if not rest or fnmatchcase(n, rest[0])}
+        if not found:
+            raise ConfigError(
+                f"'{what}': no name matches '{rest[0]}'. {suggest(rest[0].strip('*'), known)}"
+            )
+        if what == "models":
+            return _models(found)
         width = max(map(len, found))
         return "\n".join(f"{name:{width}}  {line}" for name, line in sorted(found.items()))
     if what in (*LISTINGS, "pretrained"):
@@ -98,6 +111,20 @@ def listing(words: Sequence[str]) -> str:
     raise ConfigError(
         f"unknown list '{what}'. {suggest(meant, [*LISTINGS, 'pretrained'])}\n{USAGE}"
     )
+
+
+def _models(found: Mapping[str, str]) -> str:
+    """Models with the costs that `vision info` counts, stored: they take seconds to count."""
+    costs = json.loads(MODEL_COSTS.read_text(encoding="utf-8"))
+    width = max(map(len, found))
+    lines = [f"{'':{width}}  {'parameters':>10}  {'MACs':>7}  {'image':>5}"]
+    for name, line in sorted(found.items()):
+        numbers = f"{'–':>10}  {'–':>7}  {'–':>5}"
+        if name in costs:
+            size, parameters, macs = costs[name]
+            numbers = f"{parameters / 1e6:>8.1f} M  {macs / 1e9:>5.2f} G  {size:>5}"
+        lines.append(f"{name:{width}}  {numbers}  {line}")
+    return "\n".join(lines)
 
 
 def _pretrained() -> dict[str, str]:

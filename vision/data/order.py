@@ -59,9 +59,11 @@ def epoch_length(samples: int, plan: BatchOrder) -> int:
     if rest and plan.tail == "pad":
         batches += 1
     if not batches:
+        largest = 2 ** (samples.bit_length() - 1)
         raise ConfigError(
             f"the training set has {samples} images, fewer than one global batch of "
-            f"{plan.batch_size}; choose a smaller batch, or loader.tail=pad."
+            f"{plan.batch_size}; choose batch_size={largest} or smaller, or "
+            "fill it with further copies of images: loader.tail=pad."
         )
     return batches * plan.batch_size
 

@@ -21,12 +21,13 @@ from torch import Tensor
 
 from vision.config import ConfigError, UserError
 from vision.data.sources.shapes import Shapes
-from vision.evaluation.configs import HUBS
 from vision.inference.configs import ExportConfig
 from vision.inference.export_readme import readme
+from vision.inference.image_files import beside_checkpoint
 from vision.inference.predict import Loaded
 from vision.models.layers import static_bias
 from vision.models.probabilities import probabilities
+from vision.terminal import tracked
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession  # type: ignore[import-untyped]
@@ -55,7 +56,9 @@ def export(loaded: Loaded, config: ExportConfig) -> Exported:
 
     The folder appears only after the exported model has been run and compared.
     """
-    folder = config.output or _default_folder(config.checkpoint, loaded.opened.path) / config.format
+    folder = config.output or (
+        beside_checkpoint(config.checkpoint, loaded.opened.path) / "export" / config.format
+    )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"output: {folder} already exists; remove it or choose another.")
     loaded.model.requires_grad_(False).cpu()
@@ -92,7 +95,7 @@ def largest_difference(loaded: Loaded, run: Callable[[Tensor], Tensor]) -> float
     """
     gaps = []
     with torch.no_grad(), static_bias(loaded.model):
-        for images in _inputs(loaded):
+        for images in tracked(_inputs(loaded), "comparing", len(BATCHES)):
             activation = loaded.model.activation
             expected = probabilities(loaded.model(images).double(), activation)
             found = probabilities(run(images).double(), activation)
@@ -208,11 +211,3 @@ def _scratch(folder: Path) -> Iterator[Path]:
         part = Path(name) / "export"  # with the usual permissions, unlike its parent
         part.mkdir()
         yield part
-
-
-def _default_folder(checkpoint: str, source: Path) -> Path:
-    """`export` in the run's folder or beside the file; in the current folder for a hub name."""
-    if checkpoint.startswith(HUBS):
-        return Path("export")
-    parent = source.parent
-    return (parent.parent if parent.name == "checkpoints" else parent) / "export"

@@ -54,6 +54,18 @@ class Loaded:
     classes: tuple[str, ...]
     """Names of the classes; empty for a model without a head."""
 
+    def __repr__(self) -> str:
+        """A few lines; `print(loaded.model)` has every layer."""
+        opened, (height, width) = self.opened, self.preprocess.image_size
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        shown = ", ".join(self.classes[:3]) + (", …" if len(self.classes) > 3 else "")
+        return (
+            f"{opened.config.kind}, {parameters:,} parameters, from {opened.path}\n"
+            f"images      {height} × {width}, {self.preprocess.channels} channels\n"
+            f"classes     {len(self.classes)}{f' ({shown})' if shown else ''}\n"
+            f"device      {self.device}"
+        )
+
     @property
     def model(self) -> Classifier:
         """The model, in evaluation mode."""

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from glob import glob, has_magic
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -15,18 +14,15 @@ from typing import TYPE_CHECKING, TextIO
 import torch
 
 from vision.config import ConfigError
-from vision.data.sources.folder import SUFFIXES
-from vision.files import files_below
 from vision.inference.configs import PredictConfig
+from vision.inference.image_files import ATTENTION, find_images
 from vision.inference.predict import Loaded, Prediction
 from vision.models.layers import static_bias
-from vision.terminal import plain, print_wide, tracked
+from vision.terminal import percent, plain, print_wide, tracked
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-ATTENTION = "_attention"
-"""Suffix of the names of attention figures."""
 READERS = 4
 """Threads that read and decode while the model runs."""
 
@@ -38,38 +34,6 @@ class PredictedFile:
     path: Path
     prediction: Prediction | None
     problem: str | None
-
-
-def find_images(places: Sequence[str], listed: TextIO | None = None) -> list[Path]:
-    """Expand files, folders, patterns and a list of names (-) to image files.
-
-    Every file occurs once, in the order of the places and within a folder by name.
-    """
-    if not places:
-        raise ConfigError("images: none given. Example: images=photo.jpg or images=photos/")
-    found: dict[Path, None] = {}
-    for place in places:
-        if place == "-":
-            lines = (line.strip() for line in (listed or sys.stdin))
-            found.update(dict.fromkeys(Path(line) for line in lines if line))
-            continue
-        path = Path(place).expanduser()
-        if path.is_dir():
-            files = [f for f in files_below(path) if _is_image(f)]
-        elif not path.exists() and has_magic(place):
-            matches = sorted(glob(place, recursive=True))  # noqa: PTH207 (absolute patterns too)
-            files = [f for f in map(Path, matches) if not f.is_dir()]
-        else:
-            files = [path]
-        if not files:
-            raise ConfigError(f"images: there is no image in '{place}'.")
-        found.update(dict.fromkeys(files))
-    return list(found)
-
-
-def _is_image(file: Path) -> bool:
-    """By its suffix; figures that `attention=true` has written do not count."""
-    return file.suffix.lower() in SUFFIXES and not file.stem.endswith(ATTENTION)
 
 
 def predict_files(
@@ -208,7 +172,7 @@ def table(files: Sequence[PredictedFile]) -> "Table":
         ):
             name = str(file.path) if rank == 0 else ""
             style = "bold" if rank < len(chosen) else "dim"
-            shown = (f"{100 * probability:.1f} %", Bar(1, 0, probability, width=20))
+            shown = (percent(probability), Bar(1, 0, probability, width=20))
             mark = "✓ " if present is not None and rank < len(chosen) else ""
             result.add_row(plain(name), plain(mark + label), *shown, style=style)
         result.add_section()

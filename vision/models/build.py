@@ -31,8 +31,10 @@ def build_model(
     """
     on_meta = torch.device(device).type == "meta"
     if isinstance(config, TimmConfig):
-        from vision.models.timm import TimmModel  # timm is slow to load
+        from vision.models.timm import TimmModel, check_size  # timm is slow to load
 
+        if not on_meta:
+            check_size(config, image_size, channels, classes)
         with torch.random.fork_rng(devices=[]), torch.device("meta" if on_meta else "cpu"):
             torch.manual_seed(seed)
             return TimmModel(config, image_size, channels, classes).to(device)

@@ -1,5 +1,6 @@
 """Any model of timm behind the interface of this project's models, as a baseline."""
 
+from functools import cache
 from typing import Any
 
 import timm
@@ -87,6 +88,40 @@ class TimmModel(Classifier):
     def init_weights(self, generator: torch.Generator) -> None:
         """Not available: timm draws weights from the global generator while it builds a model."""
         raise NotImplementedError("a timm model is initialised while it is built; see build_model")
+
+
+@cache
+def check_size(config: TimmConfig, size: Grid, channels: int, classes: int) -> None:
+    """Refuse images of a size that the model does not take, though it takes those that it was made
+    for: by a forward pass on `meta`; then by one with contents, since an index beyond a table is
+    noticed there alone.
+    """
+    failure = _failure(config, size, channels, classes, "meta")
+    made_for = timm.models.get_pretrained_cfg_value(config.name, "input_size") or (3, 224, 224)
+    height, width = made_for[1:]
+    usual = (int(height), int(width))
+    if usual == size:
+        return
+    if not failure and max(size) < max(usual):
+        failure = _failure(config, size, channels, classes, "cpu")
+    if failure and not _failure(config, usual, channels, classes, "meta"):
+        side = f"{height}" if height == width else f"[{height},{width}]"
+        raise ConfigError(
+            f"model.name: {config.name} does not take images of {size[0]} × {size[1]} ({failure}). "
+            f"It was made for {height} × {width}: data.image_size={side}."
+        )
+
+
+def _failure(config: TimmConfig, size: Grid, channels: int, classes: int, device: str) -> str:
+    """The error of a forward pass; empty if there is none."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device(device), torch.no_grad():
+            _create(config, size, channels, classes).eval()(torch.zeros(1, channels, *size))
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever a model of timm raises
+        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.150}"
+    return ""
 
 
 def _create(config: TimmConfig, size: Grid, channels: int, classes: int) -> Any:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections.abc import Sequence
 from io import StringIO
 
 from rich.console import Console
@@ -16,6 +17,13 @@ SHARES = ("top1", "top5", "balanced_accuracy", "macro_f1", "map", "micro_f1", "s
 RUN_FIELDS = ("seed", "status", "step", "steps", "value", "seconds")
 """Fields of a result that JSON has for every run."""
 PLAIN_WIDTH = 240
+MOST = 6
+"""Most columns of settings in a table for reading."""
+MATTERS = (
+    "model.kind", "model.name", "init", "tune.kind", "data.kind", "data.root", "data.image_size",
+    "duration", "batch_size", "optimizer.name", "optimizer.learning_rate",
+)  # fmt: skip
+"""Settings that are shown first where many differ."""
 _LATEX = str.maketrans(
     {"\\": r"\textbackslash ", "±": r"$\pm$", "–": "--", "^": r"\^{}", "~": r"\~{}"}
     | {character: f"\\{character}" for character in "&%$#_{}"}
@@ -27,10 +35,11 @@ def table_text(comparison: Comparison, to_file: bool = False) -> str:
     console = Console(highlight=False)
     if to_file or not console.is_terminal:
         console = Console(highlight=False, width=PLAIN_WIDTH, no_color=True, force_terminal=False)
-    headers, rows = _cells(comparison)
+    keys = _that_matter(comparison)
+    headers, rows = _cells(comparison, keys)
     table = Table()
     for header in headers:
-        table.add_column(plain(header))
+        table.add_column(plain(header), overflow="fold")
     best = comparison.best()
     for group, row in zip(comparison.groups, rows, strict=True):
         style = "bold" if group in best else "" if group.complete else "dim"
@@ -38,6 +47,9 @@ def table_text(comparison: Comparison, to_file: bool = False) -> str:
     with console.capture() as captured:
         console.print(table)
         console.print(plain(caption(comparison)), soft_wrap=True)
+        if others := [key for key in comparison.columns if key not in keys]:
+            text = f"{len(others)} more settings differ: {', '.join(others)} (format=csv has all)"
+            console.print(plain(f"· {text}"), soft_wrap=True)
         for note in comparison.notes:
             console.print(plain(f"· {note}"), soft_wrap=True)
     return captured.get()
@@ -99,9 +111,9 @@ def json_text(comparison: Comparison) -> str:
 
 def latex_text(comparison: Comparison) -> str:
     """A LaTeX tabular with the rules of the package booktabs."""
-    headers, rows = _cells(comparison)
+    headers, rows = _cells(comparison, list(comparison.columns))
     best = comparison.best()
-    settings = len(comparison.columns)
+    settings = 1 + len(comparison.columns)
     lines = [f"% {line}" for line in (caption(comparison), *comparison.notes)]
     lines += [
         rf"\begin{{tabular}}{{{'l' * settings}{'r' * (len(headers) - settings)}}}",
@@ -118,9 +130,18 @@ def latex_text(comparison: Comparison) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    """Headers and rows of a table."""
+def _that_matter(comparison: Comparison) -> list[str]:
+    """The columns of a table for reading: all, if they are few, else those that matter most."""
     keys = list(comparison.columns)
+    if len(keys) <= MOST:
+        return keys
+    ranked = [key for name in MATTERS for key in keys if key == name]
+    chosen = [*ranked, *(key for key in keys if key not in ranked)][:MOST]
+    return [key for key in keys if key in chosen]
+
+
+def _cells(comparison: Comparison, keys: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Headers and rows of a table with these settings."""
     unit = " (%)" if comparison.metric in SHARES else ""
     ends = [key.rpartition(".")[2] for key in keys]
     titles = [
@@ -129,9 +150,10 @@ def _cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     ]
     by_class = comparison.by_class()
     numbers = [f"{name}{unit}" for name in (comparison.metric, *by_class)]
-    headers = [*titles, *numbers, "n", "time", "parameters"]
+    headers = ["run", *titles, *numbers, "n", "time", "parameters"]
     rows = [
         [
+            group.runs[0].folder.name + (" …" if len(group.runs) > 1 else ""),
             *(setting_text(group, key) for key in keys),
             _value(comparison.metric, group),
             *(_percent(group.mean_of(name)) for name in by_class),

@@ -126,8 +126,18 @@ class LogConfig(Config):
     """Logging. `metrics.jsonl` in the run's folder always has all numbers."""
 
     every: Duration
+    """Interval of the losses; at most an epoch."""
     wandb: Literal["disabled", "offline", "online"]
     project: str
+    tensorboard: bool
+    """Whether numbers, images and settings go to TensorBoard, in the run's folder."""
+    curves: bool
+    """Whether `curves.png` is drawn at every evaluation."""
+
+    @property
+    def images(self) -> bool:
+        """Whether there is a tracker for images."""
+        return self.wandb != "disabled" or self.tensorboard
 
 
 PLAIN_IMAGES = {
@@ -216,7 +226,7 @@ class TrainConfig(Config):
     """Images per step over all devices together."""
     max_batch_per_device: Amount | Literal["auto"] | None
     """Largest micro-batch; gradients are accumulated over equal parts. null: no limit; auto: the
-    largest that fits, found by trial before the first step."""
+    largest that fits by estimate, on a GPU also by trial, when the run starts."""
     evaluate_every: Duration
     flip_test: bool
     """Whether evaluation also reports the metrics of the mean probabilities of each image and its

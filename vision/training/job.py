@@ -46,6 +46,9 @@ from vision.training.tune import freeze
 from vision.training.tune_settings import TuneAllConfig
 from vision.training.whitening import fit_whitening
 
+LARGE, SMALLER = 384, 224
+"""Sides of images: above the first, the cost of a size that the weights decide is said."""
+
 
 @dataclass(frozen=True)
 class StartingModel:
@@ -178,6 +181,7 @@ def _data_config(config: TrainConfig, run: Run, world: World) -> DataConfig:
         table = read_table(config.data)
         with writing(split):
             write_table(table, split)
+            run.write("ignored.json", table.ignored)
     world.wait()
     return with_saved_split(config.data, split)
 
@@ -210,7 +214,7 @@ def _starting_model(
             checked_memory(config, opened.config, preprocess, train, world),
             opened.known,
             opened.report.as_dict(),
-            (*opened.report.lines(), *_size_line(opened)),
+            (*opened.report.lines(), *_size_line(opened, config.data.image_size == "auto")),
         )
     known: Known = ()
     if record is not None:
@@ -293,10 +297,20 @@ def _opened(config: TrainConfig, world: World, init: str, train: Source) -> Open
     )
 
 
-def _size_line(opened: OpenedModel) -> list[str]:
-    """A line of the report where the weights were trained on images of another size."""
+def _size_line(opened: OpenedModel, chosen: bool) -> list[str]:
+    """A line of the report where the weights were trained on images of another size, or where their
+    size is `chosen` for the run and large.
+    """
     if opened.trained_size == opened.image_size:
-        return []
+        height, width = opened.image_size
+        if not chosen or max(height, width) <= LARGE:
+            return []
+        more = height * width / SMALLER**2
+        return [
+            f"size      {height} × {width} as the weights were trained: {more:.1f} × the pixels of "
+            f"{SMALLER} × {SMALLER}, and about as much time and memory; data.image_size={SMALLER} "
+            "is the smaller choice"
+        ]
     sizes = (opened.trained_size, opened.image_size)
     before, after = (f"{height} × {width}" for height, width in sizes)
     return [f"size      trained on {before} pixels; this run has {after} (data.image_size)"]
@@ -316,8 +330,8 @@ def _on_device(config: TrainConfig, model: Classifier, world: World) -> Classifi
 def _accumulation(task: Task[Any], memory: StepMemory) -> int:
     """The number of equal parts in which a device works through its share of a batch.
 
-    With `auto`, the micro-batch of an earlier start is the upper limit: with another one a resumed
-    run would learn the same, but not to the bit.
+    With `auto`, a run that is resumed has the micro-batch that it was started with, whatever memory
+    is free: with another one it would learn the same, but not to the bit.
     """
     config, world = task.config, task.world
     if config.batch_size % world.size:
@@ -328,8 +342,8 @@ def _accumulation(task: Task[Any], memory: StepMemory) -> int:
     share = config.batch_size // world.size
     limit = config.max_batch_per_device
     if limit == "auto":
-        before = task.run.status().get("micro_batch", share)
-        limit = largest_that_fits(memory, before, task)
+        before = task.run.status().get("micro_batch")
+        limit = largest_that_fits(memory, share, task) if before is None else int(before)
     largest = limit or share
     fitting = (n for n in range(1, share + 1) if share % n == 0 and share // n <= largest)
     return world.max(next(fitting))[0]

@@ -32,6 +32,8 @@ from vision.training.run.run_folder import (
     find_run,
 )
 from vision.training.run.stop import Stopped, StopRequest, say_stopped, stop_requests
+from vision.training.run.story import draw_curves, write_csv, write_environment
+from vision.training.run.tensorboard import check_board
 from vision.training.schedule import lr_at
 from vision.training.state import averaged, gather, restore
 from vision.training.step import NonFiniteError, explain_nonfinite, forward_backward, update
@@ -63,6 +65,7 @@ def _train(
         if decision == "finished":
             reporter.say(f"The run {run.folder} is finished already; see its status.json.")
             return 0
+        check_board(config)
         init = config.init
         if config.probe_first is not None and not latest(run.checkpoints):
             probe = probe_config(config, run.folder)
@@ -76,6 +79,8 @@ def _train(
                 _resume(job, reporter)
             elif processes.main:
                 run.write("config.json", config.model_dump(mode="json"))
+        if processes.main:
+            reporter.summarize(job)
         job.task.prepare(job.micro_batch, reporter)
         return _run(job, stop, reporter)
 
@@ -121,6 +126,7 @@ def _run(job: TrainingJob, stop: StopRequest, reporter: Reporter) -> int:
         if job.start.report_lines:
             job.run.write("load_report.json", job.record["load_report"])
         job.set_status("running")
+        write_environment(job.run, job.world)
         reporter.start(job)
     code = 1
     try:
@@ -154,7 +160,7 @@ def _loop(job: TrainingJob, stop: StopRequest, reporter: Reporter) -> int:
             reporter.say(f"Pruned after step {state.step}: earlier trials were better by then.")
             return 0
         parts = [next(batches) for _ in range(job.order.accumulation)]
-        if state.step == 0 and reporter.wandb_run is not None:
+        if state.step == 0 and config.log.images and job.world.main:
             reporter.image(0, "train/images", task.training_sheet(parts[0]))
         learning_rate = lr_at(state.step, schedule)
         set_learning_rate(state.optimizer, learning_rate)
@@ -249,16 +255,21 @@ def _evaluated_numbers(job: TrainingJob, reporter: Reporter) -> dict[str, float]
     if state.average is not None:
         contexts["val_ema"] = averaged(state.model, state.average)
     for split, weights in contexts.items():
-        reporter.step(job, "evaluating")
         sheet = None
+        batches = -(-len(job.data.val) // job.world.size // job.micro_batch)
         with weights:
-            numbers = task.evaluate(job.micro_batch)
-            if task.drawn is not None or job.config.log.wandb != "disabled":
+            with reporter.evaluating(split, batches) as advance, task.stop.watched(advance):
+                numbers = task.evaluate(job.micro_batch)
+            if task.drawn is not None or job.config.log.images:
                 sheet = task.prediction_sheet(job.micro_batch, state.step)
         if task.drawn is not None and sheet is not None and job.world.main:
             job.run.write_image(f"{task.drawn}/{split}_{state.step:08d}.png", sheet)
         reporter.evaluation(job, split, numbers)
         reporter.image(state.step, f"{split}/images", sheet)
+    if job.world.main:
+        write_csv(job.run)
+        if job.config.log.curves:
+            draw_curves(job.run)
     if job.schedule.due(state.step, job.schedule.attention_every):
         _draw_attention(job, reporter)
     return numbers

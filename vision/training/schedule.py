@@ -82,7 +82,7 @@ def build_schedule(config: TrainConfig, samples_per_epoch: int) -> Schedule:
         evaluate_every=steps("evaluate_every", config.evaluate_every),
         attention_every=None if drawn is None else steps("attention_every", drawn),
         checkpoint_every=steps("checkpoint.every", config.checkpoint.every),
-        log_every=steps("log.every", config.log.every),
+        log_every=min(steps("log.every", config.log.every), steps_per_epoch),
         peak=peak,
         settings=settings,
     )

@@ -10,6 +10,7 @@ from torchvision.datasets import ImageFolder
 
 from vision.config import ConfigError
 from vision.data.sources.build_source import build_source, describe, list_splits
+from vision.data.sources.folder import ignored_line
 from vision.data.sources.source import Source
 from vision.data.sources.table import read_table, with_saved_split, write_table
 
@@ -58,6 +59,27 @@ def test_folder_with_nested_hidden_and_other_files_finds_images_alone(
         *("b/0000.png", "b/0001.png"),
     ]
     assert table.labels.tolist() == [0, 0, 0, 1, 1]
+
+
+def test_folder_above_the_one_that_is_split_names_the_one_meant(tmp_path: Path) -> None:
+    make_folder(tmp_path / "flowers" / "train", {"rose": 2, "tulip": 2})
+    make_folder(tmp_path / "flowers" / "valid", {"rose": 1, "tulip": 1})
+    with pytest.raises(ConfigError, match=f"data.root={tmp_path / 'flowers'}"):
+        build_source(data_config("folder", root=str(tmp_path), val_fraction=0.5), "train")
+    with pytest.raises(ConfigError, match="deeper"):
+        describe(data_config("folder", root=str(tmp_path)))
+    assert len(build_source(data_config("folder", root=str(tmp_path / "flowers")), "val")) == 2
+
+
+def test_files_that_are_not_images_are_counted_by_reason(tmp_path: Path) -> None:
+    make_folder(tmp_path, {"a": 2, "b": 2})
+    for name in ("a/x.mp4", "a/y.mp4", "b/notes.txt", "b/x.xyz.heic2"):
+        (tmp_path / name).write_bytes(b"")
+    ignored = read_table(data_config("folder", root=str(tmp_path))).ignored
+    assert ignored == {"suffix '.mp4'": 2, "suffix '.txt'": 1, "suffix '.heic2'": 1}
+    assert "4 files" in ignored_line(ignored) and "2 suffix '.mp4'" in ignored_line(ignored)
+    assert ignored_line({}) == ""
+    assert "vit-swin[heic]" in ignored_line({"suffix '.heic'": 3})
 
 
 def test_folder_not_yet_split_is_split_by_class_and_seed(tmp_path: Path) -> None:

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import small_config, words
+from small_runs import folder_of_images, small_config, words
 from started_runs import start_training, wait_for_step
 
-from vision.config import ConfigError
+from vision.cli.composition import compose
+from vision.config import ConfigError, parse
 from vision.files import this_process, write_text
+from vision.training.configs import TrainConfig
 from vision.training.loop import train
 from vision.training.run.distributed import World
 from vision.training.run.lock import refuse_if_locked, run_lock
@@ -92,6 +94,15 @@ def test_run_that_fails_before_it_starts_leaves_no_folder(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="fewer than one global batch"):
         train(small_config(tmp_path, "batch_size=64"), "x")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_run_on_a_folder_that_fails_before_it_starts_leaves_nothing(tmp_path: Path) -> None:
+    images = folder_of_images(tmp_path / "images", 4)
+    data = ["data=folder", f"data.root={images}", "data.val_fraction=0.5", "batch_size=64"]
+    given = words(tmp_path / "out", *data, shapes=False)
+    with pytest.raises(ConfigError, match=r"choose batch_size=4 or smaller"):
+        train(parse(TrainConfig, compose("train", given)[0]), "x")
+    assert not (tmp_path / "out" / "run").exists()
 
 
 def test_folder_that_cannot_be_made_is_refused_by_name(tmp_path: Path) -> None:

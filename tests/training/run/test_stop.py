@@ -310,3 +310,20 @@ def test_processes_stop_at_the_same_batch_of_an_evaluation_when_one_is_asked(
     output = run(tmp_path / "stopped", "train.py")
     assert "after step 4." in output
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_first_interrupt_says_at_once_what_happens(capfd: pytest.CaptureFixture[str]) -> None:
+    with stop_requests() as stop:
+        signal.raise_signal(signal.SIGINT)
+        said = capfd.readouterr().err
+        assert stop and "saving after the step at hand" in said and "again ends it" in said
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_batches_that_pass_are_counted_while_watched() -> None:
+    stop, passed = StopRequest(), list[int]()
+    with stop.watched(lambda: passed.append(1)):
+        assert list(stop.until([1, 2, 3], ALONE)) == [1, 2, 3]
+    assert len(passed) == 3
+    assert list(stop.until([1], ALONE)) == [1] and len(passed) == 3

@@ -1,5 +1,6 @@
 """The training loss against timm's and torch's own."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,10 +8,14 @@ import pytest
 import timm.loss
 import torch
 import torch.nn.functional as F
+from small_runs import folder_of_images, words
 from torchvision.ops import sigmoid_focal_loss
 
+from vision.cli.composition import compose
 from vision.config import ConfigError, parse
 from vision.data.images.mixing import Mix, soft_targets
+from vision.training.configs import TrainConfig
+from vision.training.loop import train
 from vision.training.tasks.class_balance import ClassBalance, class_balance
 from vision.training.tasks.classification import check_loss
 from vision.training.tasks.classification import training_loss as balanced_loss
@@ -267,3 +272,12 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> N
     labels = np.array([0, 0, 2])
     with pytest.raises(ConfigError, match=message):
         class_balance(loss_config(**settings), labels, tuple("abc"), "uniform", torch.device("cpu"))
+
+
+def test_single_class_is_refused_with_the_folder_that_is_meant(tmp_path: Path) -> None:
+    images = folder_of_images(tmp_path / "photos" / "all", 4)
+    data = ["data=folder", f"data.root={images.parent}", "data.val_fraction=0.5"]
+    config = parse(TrainConfig, compose("train", words(tmp_path / "out", *data, shapes=False))[0])
+    with pytest.raises(ConfigError, match=f"data.root={images}"):
+        train(config, "x")
+    assert not (tmp_path / "out" / "run").exists()

@@ -7,7 +7,7 @@ to while the model is in use; replacing it by a new one, as this project does, i
 
 import difflib
 from collections.abc import Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,17 +16,18 @@ from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.files.reading import nonfinite
 from vision.checkpoints.fit.stored_windows import stored_offsets
 from vision.checkpoints.fit.tensors import Fitting, NewHead, fit_head, fit_swin, fit_vit
-from vision.checkpoints.fit.timm_weights import fit_timm
 from vision.checkpoints.layouts.recognise import PositionMethod, resizing
 from vision.checkpoints.metadata import StoredWeights
 from vision.config import shorten
-from vision.models.configs import SwinV2Config
+from vision.models.configs import SwinV2Config, TimmConfig
 from vision.models.layers import Classifier, Grid
 from vision.models.positions.relative import WindowMethod
 from vision.models.swin import Swin
 from vision.models.swin_v2 import SwinV2
-from vision.models.timm import TimmModel
 from vision.models.vit import ViT
+
+if TYPE_CHECKING:
+    from vision.models.timm import TimmModel
 
 ATTENDED = ("torchvision Swin", "Hugging Face", "mmpretrain")
 """Layouts of projects in which padding of a Swin takes part in attention."""
@@ -85,8 +86,10 @@ def _fit(
     elif isinstance(model, Swin):
         fit_swin(model, fitting, sizes, method, relative)
         _compare_windows(model, stored, fitting)
-    elif isinstance(model, TimmModel):
-        fit_timm(model, fitting, own_run=stored.record is not None)
+    elif isinstance(getattr(model, "config", None), TimmConfig):
+        from vision.checkpoints.fit.timm_weights import fit_timm  # timm is slow to load
+
+        fit_timm(cast("TimmModel", model), fitting, own_run=stored.record is not None)
 
 
 def project_of(stored: StoredWeights) -> str | None:

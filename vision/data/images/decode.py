@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from vision.config import UserError
-from vision.data.sources.folder import FORMATS
+from vision.data.sources.folder import FORMATS, INSTALL_HEIC, READS_HEIC
 from vision.data.sources.source import StoredImage
 
 Pixels = NDArray[np.uint8]
@@ -28,6 +28,9 @@ BACKGROUND = (255, 255, 255, 255)
 
 DEFAULT_MAX_PIXELS = 178_956_970
 """Larger images are refused before memory is allocated; Pillow has the same limit."""
+
+_HEIC_BRANDS = (b"ftypheic", b"ftypheix", b"ftyphevc", b"ftyphevx", b"ftypmif1", b"ftypmsf1")
+"""Bytes 4 to 11 of a HEIC file (ISO/IEC 23008-12, annex B)."""
 
 _TRANSPARENT_MODES = ("RGBA", "RGBa", "LA", "La", "PA")
 
@@ -156,6 +159,10 @@ def _pillow_pixels(data: bytes, channels: int, max_pixels: int) -> Pixels:
         try:
             image: Image.Image = Image.open(io.BytesIO(data), formats=_known_formats())
         except UnidentifiedImageError:
+            if data[4:12] in _HEIC_BRANDS and not READS_HEIC:
+                raise ValueError(
+                    f"a HEIC image; the package pillow-heif reads it: {INSTALL_HEIC}."
+                ) from None
             raise ValueError(
                 f"not an image in a known format; the file begins with {data[:16]!r}."
             ) from None
@@ -169,6 +176,10 @@ def _pillow_pixels(data: bytes, channels: int, max_pixels: int) -> Pixels:
 @cache
 def _known_formats() -> tuple[str, ...]:
     Image.init()
+    if READS_HEIC:
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 

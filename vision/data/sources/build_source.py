@@ -210,7 +210,7 @@ def _read_known_folders(
     place = f"Expected in {config.root}: {known.place}."
     if not folder.is_dir():
         raise ConfigError(f"data.root: there is no folder {folder}. {place}")
-    folders, paths, labels = list_images(folder)
+    folders, paths, labels, _ = list_images(folder)
     check_same_classes(
         f"data.root: the folders in {folder} are not the classes of {config.name}",
         ("missing", expected),

@@ -2,7 +2,9 @@
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
@@ -31,6 +33,11 @@ FORMATS = {
 
 Formats of pixels only: a file named .jpg is never passed to an interpreter, as EPS's would be.
 """
+HEIC = (".heic", ".heif")
+"""Suffixes of the photographs of many phones, which the package pillow-heif reads."""
+if READS_HEIC := find_spec("pillow_heif") is not None:
+    FORMATS["HEIF"] = HEIC
+INSTALL_HEIC = "pip install 'vit-swin[heic]'"
 SUFFIXES = frozenset(chain.from_iterable(FORMATS.values()))
 """Files with other suffixes are not read as images."""
 
@@ -51,9 +58,9 @@ class FolderSource(Source):
         return read_file(self.name(index))
 
 
-Listing = tuple[tuple[str, ...], list[str], NDArray[np.int64]]
+Listing = tuple[tuple[str, ...], list[str], NDArray[np.int64], Counter[str]]
 """Image files below a folder: the names of its class folders, sorted; the paths relative to the
-folder, class by class and sorted within each; their labels.
+folder, class by class and sorted within each; their labels; the number of other files, by reason.
 """
 
 
@@ -94,7 +101,18 @@ def list_images(folder: Path) -> Listing:
             f"them{'; ' + _found((), ignored) if ignored else ''}."
         )
     labels = np.repeat(np.arange(len(classes), dtype=np.int64), counts)
-    return classes, paths, labels
+    return classes, paths, labels, ignored
+
+
+def ignored_line(ignored: Mapping[str, int]) -> str:
+    """A sentence on the files of a folder that are not used; empty if there are none."""
+    if not (number := sum(ignored.values())):
+        return ""
+    listed = ", ".join(f"{count:,} {reason}" for reason, count in Counter(ignored).most_common(5))
+    files = f"{number:,} file{'' if number == 1 else 's'}"
+    unread = any(suffix in reason for reason in ignored for suffix in HEIC)
+    advice = f" HEIC photographs are read with pillow-heif: {INSTALL_HEIC}." if unread else ""
+    return f"{files} in data.root ignored: {listed}.{advice}"
 
 
 def require_folder(folder: Path) -> Path:

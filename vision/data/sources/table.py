@@ -8,7 +8,7 @@ import csv
 import io
 import os
 from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +58,8 @@ class Table:
     splits: dict[Split, NDArray[np.int64]]
     """Indices of each split. A data set that is not split yet has only train."""
     groups: list[str] | None
+    ignored: Counter[str] = field(default_factory=Counter)
+    """Number of files in the folders that are not used, by reason."""
 
     def source(self, split: Split, channels: int) -> FolderSource:
         """Return the images of one split."""
@@ -162,8 +164,24 @@ def _split_folders(root: Path) -> dict[Split, Path]:
         folders[split] = root / name
     others = [n for n in list_classes(root) if n.lower() not in SPLIT_NAMES]
     if "train" not in folders and others:
+        _refuse_splits_below(root, others)
         return {}  # a class may be called test
     return {split: folders[split] for split in SPLITS if split in folders}
+
+
+def _refuse_splits_below(root: Path, names: list[str]) -> None:
+    """Refuse a folder above the one that is split: its classes would be the names of data sets."""
+    deeper = []
+    for name in names:
+        found = {SPLIT_NAMES.get(inner.lower()) for inner in list_classes(root / name)}
+        if {"train", "val"} <= found or {"train", "test"} <= found:
+            deeper.append(f"data.root={root / name}")
+    if deeper:
+        raise ConfigError(
+            f"data.root: {root} has no train/, but {len(deeper)} of its folders "
+            f"{'has' if len(deeper) == 1 else 'have'} one. One level deeper is meant: "
+            f"{' or '.join(deeper[:3])}."
+        )
 
 
 def _read_folders(root: Path, only: Split | None) -> Table:
@@ -182,13 +200,16 @@ def _read_folders(root: Path, only: Split | None) -> Table:
     paths: list[str] = []
     labels: list[NDArray[np.int64]] = []
     splits: dict[Split, NDArray[np.int64]] = {}
+    ignored: Counter[str] = Counter()
     for split, folder in folders.items():
-        _, found, own = list_images(folder)
+        _, found, own, others = list_images(folder)
+        ignored += others
         prefix = "" if folder == root else f"{folder.name}/"
         splits[split] = np.arange(len(paths), len(paths) + len(found))
         paths += [prefix + path for path in found]
         labels.append(own)
-    return Table(root, classes, PackedStrings(paths), np.concatenate(labels), splits, None)
+    packed, numbers = PackedStrings(paths), np.concatenate(labels)
+    return Table(root, classes, packed, numbers, splits, None, ignored)
 
 
 def _read_csv(config: FolderConfig) -> Table:

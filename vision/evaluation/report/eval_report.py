@@ -16,7 +16,7 @@ from vision.evaluation.evaluate import Speed
 from vision.evaluation.model_metrics import LOWER_IS_BETTER, Difference, ModelMetrics
 from vision.evaluation.multi_label_metrics import TUNED, MultiLabelMetrics
 from vision.evaluation.neighbours import NeighboursAccuracy
-from vision.terminal import plain
+from vision.terminal import percent, plain
 
 FORMAT = 1
 LONG = frozenset({"settings", "class_names", "classes", "confused", "confusion", "bins"})
@@ -64,6 +64,8 @@ LABEL_DEFINITIONS = {
 }
 """Of several labels per image."""
 
+SHARES = ("top1", "top5", "balanced_accuracy", "macro_f1", "map", "micro_f1", "sample_f1")
+"""Metrics between 0 and 1, shown as percentages."""
 SHOWN = 5
 """Number of worst classes and of most confused pairs."""
 
@@ -228,12 +230,14 @@ def _summary(report: Report) -> Table:
         table.add_column(plain(model.name) if len(models) > 1 else "value", justify="right")
     for suffix, words in FLIPS.items():
         for key, label in _rows(report).items():
+            if key == "top5" and len(models[0].results.classes) <= 5:
+                continue  # always 100 %
             if key + suffix in models[0].results.metrics:
                 shown = (_with_interval(model.results, key + suffix) for model in models)
                 table.add_row(label + words, *shown)
     neighbours = [model.neighbours for model in models if model.neighbours]
     if neighbours:
-        cells = [f"{found.top1:.4f}" for found in neighbours]
+        cells = [percent(found.top1) for found in neighbours]
         table.add_row(f"{neighbours[0].k}-NN accuracy", *cells)
     scaled = [
         model.results.calibration.temperature
@@ -242,7 +246,10 @@ def _summary(report: Report) -> Table:
     ]
     if scaled and all(scaled):
         cells = [
-            f"T = {s.temperature:.3f}: {s.before.ece:.4f} → {s.after.ece:.4f}" for s in scaled if s
+            f"T = {s.temperature:.3f}: {s.before.ece:.4f} → {s.after.ece:.4f}"
+            + ("" if s.after.ece < s.before.ece else ", which did not help")
+            for s in scaled
+            if s
         ]
         table.add_row("ECE after temperature scaling", *cells)
     table.add_section()
@@ -264,11 +271,14 @@ def _rows(report: Report) -> dict[str, str]:
 
 
 def _with_interval(results: ModelMetrics | MultiLabelMetrics, key: str) -> Text:
-    value = f"{results.metrics[key]:.4f}"
+    share = key.removesuffix("_flipped").removesuffix(TUNED) in SHARES
+    value = percent(results.metrics[key]) if share else f"{results.metrics[key]:.4f}"
     if key not in results.intervals:
         return plain(value)
-    low, high = results.intervals[key]
-    return plain(f"{value} [{low:.4f}, {high:.4f}]")
+    low, high = (
+        f"{100 * limit:.2f}" if share else f"{limit:.4f}" for limit in results.intervals[key]
+    )
+    return plain(f"{value} [{low}, {high}]")
 
 
 def _comparison(report: Report) -> Table:

@@ -97,7 +97,8 @@ class VisualizeConfig(SizedConfig):
     overwrite: bool
     """Draw again what was drawn with the same settings."""
     output: OutputFolder
-    """Folder of the figures and scores."""
+    """Folder of the figures and scores; auto: `attention` in the run's folder, beside the file of a
+    checkpoint, or in the current folder for a hub name or several checkpoints."""
     format: Literal["table", "json", "csv"]
     """Format of the printed scores."""
     device: Literal["auto", "cpu", "cuda", "mps"]

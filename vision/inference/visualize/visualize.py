@@ -1,7 +1,7 @@
 """`vision visualize`: figures of attention for images, and scores of their methods."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ import torch
 from vision.config import ConfigError
 from vision.data.images.decode import UnreadableImageError
 from vision.files import write_text
+from vision.inference.image_files import beside_checkpoint, find_images
 from vision.inference.predict import Loaded
-from vision.inference.predicted_files import find_images
 from vision.inference.visualize.configs import VisualizeConfig, inches
 from vision.inference.visualize.draw import View, VisualizedModel, draw_figure, draw_page
 from vision.inference.visualize.images import Item, items_of_data, items_of_files, mask_file, some
@@ -38,6 +38,8 @@ NOT_DRAWING = (
     "format", "device", "formats", "masks", "boxes",
 )  # fmt: skip
 """Settings that do not change a figure of an image, or that its record has in another way."""
+NAMED = 10
+"""Most figures that are named on the terminal."""
 SCORED = ("comparison", "page")
 """Figures that show scores, and so depend on masks."""
 
@@ -56,7 +58,7 @@ class FigureTask:
 class Outcome:
     """Counts of figures, and the images that could not be read."""
 
-    written: int = 0
+    written: list[Path] = field(default_factory=list)
     skipped: int = 0
     problems: dict[str, None] = field(default_factory=dict)
     """Messages, each once."""
@@ -66,6 +68,7 @@ def run(loaded: Sequence[Loaded], config: VisualizeConfig) -> int:
     """Scores if they are asked for, then the figures; returns the exit code."""
     from vision.inference.visualize.score_table import score_all
 
+    config = with_folder(config, [one.opened.path for one in loaded])
     items = _items(config)
     models = visualized_models(loaded, config, items[0])
     code = score_all(models, items, config) if config.score else 0
@@ -73,12 +76,26 @@ def run(loaded: Sequence[Loaded], config: VisualizeConfig) -> int:
         return code
     outcome = draw_all(models, items, config)
     kept = f", {outcome.skipped} were there already" if outcome.skipped else ""
-    print(f"{outcome.written} figures are in {config.output}{kept}.")
+    print(f"{len(outcome.written)} figures are in {config.output}{kept}.")
+    for file in outcome.written[:NAMED]:
+        print(f"  {file}")
+    if (more := len(outcome.written) - NAMED) > 0:
+        print(f"  and {more} more")
     for problem in outcome.problems:
         print(f"error: {problem}", file=sys.stderr)
     if outcome.problems:
         print(f"{len(outcome.problems)} of {len(items)} images could not be read.", file=sys.stderr)
     return max(code, 1 if outcome.problems else 0)
+
+
+def with_folder(config: VisualizeConfig, files: Sequence[Path]) -> VisualizeConfig:
+    """The settings with a folder in place of output=auto."""
+    if str(config.output) != "auto":
+        return config
+    folder = Path("attention")
+    if len(files) == 1:
+        folder = beside_checkpoint(config.checkpoint[0], files[0]) / folder
+    return config.model_copy(update={"output": folder})
 
 
 def _items(config: VisualizeConfig) -> list[Item]:
@@ -138,10 +155,10 @@ def draw_all(
     outcome = Outcome()
     tasks = _tasks(models, config)
     with progress_bar() as progress:
-        bar = progress.add_task("images", total=len(items))
+        bar = progress.add_task("figures", total=len(items) * len(tasks))
         for item in items:
-            _draw_image(item, tasks, config, outcome)
-            progress.advance(bar)
+            for _ in _draw_image(item, tasks, config, outcome):
+                progress.advance(bar)
         if "diagnostics" in config.figures:
             for model in models:
                 _diagnose(model, items, config, outcome)
@@ -166,10 +183,11 @@ def _file_name(text: str) -> str:
 
 def _draw_image(
     item: Item, tasks: Sequence[FigureTask], config: VisualizeConfig, outcome: Outcome
-) -> None:
-    """All figures of one image, from the same captures."""
+) -> Iterator[None]:
+    """All figures of one image, from the same captures; yields after each."""
     left = [task for task in tasks if not _exists(item, task, config)]
     outcome.skipped += len(tasks) - len(left)
+    yield from [None] * (len(tasks) - len(left))
     style = style_of(config)
     views: dict[str, View] = {}
     for task in left:
@@ -178,24 +196,26 @@ def _draw_image(
                 if model.name not in views:
                     pixels = item.pixels(model.loaded)
                     views[model.name] = View(model, item, pixels, config, style)
-            _draw_task(task, [views[model.name] for model in task.models])
+            file = _draw_task(task, [views[model.name] for model in task.models])
+            outcome.written.append(file)
         except UnreadableImageError as error:  # the image, or its mask
             outcome.problems[str(error)] = None
-        else:
-            outcome.written += 1
+        yield
 
 
-def _draw_task(task: FigureTask, views: Sequence[View]) -> None:
+def _draw_task(task: FigureTask, views: Sequence[View]) -> Path:
+    """Draw a figure; returns its first file."""
     item, config = views[0].item, views[0].config
     stem, record = _stem(item, task, config), _record(item, task, config)
     facts = (("Image", item.name), *_origin(task.models, config))
     if task.figure == "page":
-        draw_page(views[0], stem.with_name(f"{stem.name}.html"))
+        page = stem.with_name(f"{stem.name}.html")
+        draw_page(views[0], page)
         caption = Caption("A page in which the attention for an image can be explored.", facts)
         write_text(caption_file(stem), caption.text(record))
-    else:
-        drawing = draw_figure(task.figure, views).with_facts(*facts)
-        drawing.save(stem, config.formats, record)
+        return page
+    drawing = draw_figure(task.figure, views).with_facts(*facts)
+    return drawing.save(stem, config.formats, record)[0]
 
 
 def _diagnose(
@@ -217,8 +237,7 @@ def _diagnose(
     drawing = drawing.with_facts(*_origin([model], config))
     several = len(config.checkpoint) > 1
     label = f"diagnostics-{_file_name(model.name)}" if several else "diagnostics"
-    drawing.save(config.output / label, config.formats)
-    outcome.written += 1
+    outcome.written.append(drawing.save(config.output / label, config.formats)[0])
 
 
 def style_of(config: VisualizeConfig) -> Style:

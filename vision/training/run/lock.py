@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from vision.config import ConfigError
 from vision.files import NO_LOCKS, ProcessIdentity, make_folder, this_process, write_text
-from vision.training.run.run_folder import Run, writing
+from vision.training.run.run_folder import WRITTEN_BEFORE, Run, writing
 
 if TYPE_CHECKING:
     from vision.training.run.distributed import World
@@ -135,8 +135,11 @@ def _unlock(lock: Lock, folder: Path) -> None:
     """Release the lock. A run that failed before it started leaves no folder behind."""
     if isinstance(lock, Path):  # before the folder, which would not be empty
         _release(lock)
-    if not (folder / "status.json").exists():
+    run = Run(folder)
+    if not (run.status_file.exists() or run.metrics.exists() or run.checkpoints.exists()):
         with suppress(OSError):  # there is more in the folder
+            for name in WRITTEN_BEFORE:
+                (folder / name).unlink(missing_ok=True)
             (folder / LOCK).unlink()
             folder.rmdir()
     if isinstance(lock, int):

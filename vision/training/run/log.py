@@ -17,11 +17,14 @@ from rich.text import Text
 
 from vision.config import ConfigError
 from vision.data.preprocess import NAMES
+from vision.data.sources.folder import ignored_line
 from vision.data.sources.subsets import imbalance
 from vision.files import sync_file, sync_folder
-from vision.terminal import plain
+from vision.terminal import percent, plain
 from vision.training.configs import TrainConfig
 from vision.training.run.run_folder import BY_CLASS, writing
+from vision.training.run.story import write_readme
+from vision.training.run.tensorboard import add_settings, open_board
 from vision.training.tasks.configs import MultiLabelConfig
 
 if TYPE_CHECKING:
@@ -48,10 +51,23 @@ class Reporter:
         self.metrics: Path | None = None
         """`metrics.jsonl` while it is open."""
         self.wandb_run: Any = None
+        self.board: Any = None
+        """TensorBoard's writer, if it is asked for."""
+        self.said: list[str] = []
+        """Lines for `log.txt` before the run has a folder."""
+        self.log: Path | None = None
 
     def say(self, text: str) -> None:
-        """Print a line."""
+        """Print a line, also into `log.txt`."""
         self.console.print(plain(text), soft_wrap=True)
+        self._note(text)
+
+    def _note(self, text: str) -> None:
+        self.said.append(text)
+        if self.log is not None:
+            with writing(self.log), self.log.open("a", encoding="utf-8") as file:
+                file.write("".join(f"{line}\n" for line in self.said))
+            self.said.clear()
 
     def warn(self, text: str) -> None:
         """Print a warning."""
@@ -59,6 +75,7 @@ class Reporter:
 
     def _named(self, name: str, style: str, text: str) -> None:
         self.console.print(Text.assemble((name, style), " ", plain(text)), soft_wrap=True)
+        self._note(f"{name} {text}")
 
     @contextmanager
     def progress_bar(self, text: str, total: int) -> Iterator[Callable[[int], None]]:
@@ -78,25 +95,44 @@ class Reporter:
             self.file = job.run.metrics.open("a", encoding="utf-8")
             sync_folder(job.run.folder)
         self.metrics = job.run.metrics
+        self.log = job.run.folder / "log.txt"
+        if job.config.log.tensorboard:
+            self.board = open_board(job.run.folder, job.state.step)
 
-    def start(self, job: "TrainingJob") -> None:
-        """Print a summary of the run, and warnings."""
+    def summarize(self, job: "TrainingJob") -> None:
+        """Print the load report, a summary of the run, and warnings."""
         for line in job.start.report_lines:
             self.say(line)
         for name, value in _summary(job).items():
             self._named(f"{name:14}", "bold", value)
         for warning in _warnings(job):
             self.warn(warning)
+
+    def start(self, job: "TrainingJob") -> None:
+        """Show the progress of the steps."""
         if self.console.is_terminal:
             self.progress = Progress(*_COLUMNS, console=self.console)
             self.progress.start()
             self.progress.add_task("training", total=job.schedule.total, completed=job.state.step)
 
-    def step(self, job: "TrainingJob", doing: str = "") -> None:
-        """Move the progress bar to the present step; its text is `doing` or the latest numbers."""
+    def step(self, job: "TrainingJob") -> None:
+        """Move the progress bar to the present step; its text is the latest numbers."""
         if self.progress is not None:
-            task, text = self.progress.tasks[0], doing or self.latest or "training"
+            task, text = self.progress.tasks[0], self.latest or "training"
             self.progress.update(task.id, completed=job.state.step, description=text)
+
+    @contextmanager
+    def evaluating(self, split: str, batches: int) -> Iterator[Callable[[], None]]:
+        """Within, a second bar that the yielded function advances by a batch."""
+        if self.progress is None:
+            yield lambda: None
+            return
+        progress = self.progress
+        task = progress.add_task(f"evaluating ({split})", total=batches)
+        try:
+            yield lambda: progress.advance(task)
+        finally:
+            progress.remove_task(task)
 
     def write(self, step: int, split: str, numbers: Mapping[str, float]) -> None:
         """Write a line of JSON and hand it to the operating system."""
@@ -107,9 +143,15 @@ class Reporter:
             self.file.flush()
         if self.wandb_run is not None:
             self.wandb_run.log({"step": step, **{f"{split}/{k}": v for k, v in numbers.items()}})
+        if self.board is not None:
+            for name, value in numbers.items():
+                self.board.add_scalar(f"{split}/{name}", value, step)
 
     def image(self, step: int, name: str, image: "Image | None") -> None:
-        """Log an image, to wandb alone."""
+        """Log an image, to trackers alone."""
+        if self.board is not None and image is not None:
+            pixels = np.asarray(image.convert("RGB"))
+            self.board.add_image(name, pixels, step, dataformats="HWC")
         if self.wandb_run is not None and image is not None:
             import wandb
 
@@ -140,14 +182,15 @@ class Reporter:
         self._stop_progress()
         folder = job.run.folder
         metric = job.config.checkpoint.best
-        best = "never evaluated" if job.state.best is None else f"{job.state.best:.4f}"
+        best = "never evaluated"
+        if job.state.best is not None:
+            best = f"{job.state.best:.4f}" if "loss" in metric else percent(job.state.best)
         self.say(f"\nFinished. Best {metric}: {best}. The run is in {folder}.")
         if numbers := _best_numbers(job):
             shown = _shown(numbers, _headline(job, numbers), digits=4)
             self.say(f"Step {job.state.best_step}, the best: {shown}")
-        if skipped := job.run.unreadable():
-            images = f"{skipped:,} image{'' if skipped == 1 else 's'}"
-            self.warn(f"{images} could not be read and left out; see {folder}/skipped-*.jsonl.")
+        for warning in _left_out(job):
+            self.warn(warning)
         commands = {
             f"python eval.py checkpoint={folder}": "evaluate its best checkpoint",
             f"vision predict checkpoint={folder} images=photos/": "classify your own images",
@@ -162,6 +205,9 @@ class Reporter:
             }
         if job.start.config.kind == "timm":  # a baseline: most have no attention
             commands = {c: purpose for c, purpose in commands.items() if "visualize" not in c}
+        write_readme(job, best, commands)
+        if self.board is not None:
+            add_settings(self.board, job.config, {metric: job.state.best})
         width = max(map(len, commands))
         self.say("Next:")
         for command, purpose in commands.items():
@@ -179,6 +225,8 @@ class Reporter:
             self.metrics = None
             if self.wandb_run is not None:
                 self.wandb_run.finish(exit_code=exit_code)
+            if self.board is not None:
+                self.board.close()
 
     def _stop_progress(self) -> None:
         if self.progress is not None:
@@ -190,7 +238,8 @@ def _headline(job: "TrainingJob", numbers: Mapping[str, float]) -> list[str]:
     """The numbers to show, without means over classes that equal the accuracy as it is shown."""
     top1 = numbers.get("top1")
     same = [n for n in BY_CLASS if top1 is not None and f"{numbers[n]:.4f}" == f"{top1:.4f}"]
-    return [name for name in job.task.headline if name not in same]
+    few = ["top5"] if len(job.data.train.classes) <= 5 else []  # always 100 %
+    return [name for name in job.task.headline if name not in (*same, *few)]
 
 
 def _best_numbers(job: "TrainingJob") -> dict[str, Any]:
@@ -203,7 +252,7 @@ def _best_numbers(job: "TrainingJob") -> dict[str, Any]:
 
 def _shown(numbers: Mapping[str, float], names: Sequence[str], digits: int) -> str:
     """Some of the numbers; accuracies in percent."""
-    percent = {
+    shares = {
         "top1": "top-1",
         "top5": "top-5",
         "top1_flipped": "top-1 with flips",
@@ -211,8 +260,8 @@ def _shown(numbers: Mapping[str, float], names: Sequence[str], digits: int) -> s
         "macro_f1": "macro-F1",
     }
     return "  ".join(
-        f"{percent[name]} {numbers[name]:.{digits - 2}%}"
-        if name in percent
+        f"{shares[name]} {percent(numbers[name], digits - 2)}"
+        if name in shares
         else f"{name} {numbers[name]:.{digits}f}"
         for name in names
         if name in numbers
@@ -256,6 +305,7 @@ def _warnings(job: "TrainingJob") -> Iterator[str]:
         yield "precision=fp16 on a CPU is slow and less exact than bf16 or fp32."
     if tight := job.start.memory.warning(job.micro_batch):
         yield tight
+    yield from _left_out(job)
     chosen = _against_imbalance(job.config)
     if unequal := imbalance(job.data.train.labels, job.data.train.classes, chosen):
         yield unequal
@@ -280,6 +330,15 @@ def _against_imbalance(config: TrainConfig) -> list[str]:
         *(["loss.kind=focal"] if loss.kind == "focal" else []),
         *([f"task.pos_weight={_listed(positive)}"] if positive != "none" else []),
     ]
+
+
+def _left_out(job: "TrainingJob") -> Iterator[str]:
+    """Files of the data that are not images, and images that could not be read."""
+    if ignored := ignored_line(job.run.read("ignored.json")):
+        yield ignored
+    if skipped := job.run.unreadable():
+        images = f"{skipped:,} image{'' if skipped == 1 else 's'}"
+        yield f"{images} could not be read and left out; see {job.run.folder}/skipped-*.jsonl."
 
 
 def _same(first: Any, second: Any) -> bool:

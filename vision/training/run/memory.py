@@ -12,6 +12,9 @@ from vision.training.run.step_memory import StepMemory
 from vision.training.step import forward_backward
 from vision.training.tasks.task import Task
 
+SURE = 0.5
+"""Part of a device's memory below which an estimate is not tried."""
+
 
 class OutOfMemoryError(UserError, RuntimeError):
     """A device without free memory; the message names the setting to try."""
@@ -40,10 +43,14 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 def largest_that_fits(memory: StepMemory, at_most: int, task: Task[Any]) -> int:
     """The largest equal part of a device's share, up to `at_most`, that a step has memory for: by
-    estimate, then by trial, since a CPU without memory ends the process instead of refusing.
+    estimate, then by trial on a GPU, unless the estimate is far below its memory. On a CPU the
+    estimate decides: without memory it ends the process instead of refusing.
     """
     device = task.world.device
     for size in memory.sizes_that_fit(at_most) or [1]:
+        there = memory.available
+        if there is not None and (device.type == "cpu" or memory.peak(size) < SURE * there):
+            return size
         if _fits(task, size):
             return size
         if device.type == "cuda":

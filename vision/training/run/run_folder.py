@@ -5,11 +5,13 @@ outputs/<name>/
     status.json    running | finished | pruned | preempted | failed, step, number of steps,
                    duration in seconds, parameters of the model, micro-batch
     metrics.jsonl  every number, one line per event; trackers get copies
+    metrics.csv, curves.png, environment.json, README.md, log.txt   see story.py and log.py
     load_report.json  report on loading the initial weights, if there were any
     features/      cached features of a probe; see probe.py
     reconstructions/  hidden and predicted pixels of validation images, of masked pretraining
     probe/         the run before this one, with probe_first
     split.csv      split of a folder of images
+    ignored.json   number of files in that folder that are not images, by reason
     skipped-0.jsonl  images that process 0 could not read, if there were any
     .lock          lock of the process that trains this run
     checkpoints/   step_….safetensors and best.safetensors
@@ -79,6 +81,9 @@ PREEMPTED = 75
 REWRITTEN = "Remove this one file and start again: it is written anew from the newest checkpoint."
 """Remedy for a damaged file of a run that is not needed to resume it."""
 
+WRITTEN_BEFORE = ("config.json", "split.csv", "ignored.json")
+"""Files of a run that are written before it starts; a start that fails leaves none behind."""
+
 STATUSES = ("running", "finished", "pruned", "preempted", "failed")
 
 
@@ -129,6 +134,11 @@ class Run:
     def checkpoints(self) -> Path:
         """Folder of the checkpoints."""
         return self.folder / "checkpoints"
+
+    @property
+    def status_file(self) -> Path:
+        """File of the progress of the run, written when it starts."""
+        return self.folder / "status.json"
 
     @property
     def metrics(self) -> Path:

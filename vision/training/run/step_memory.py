@@ -255,6 +255,10 @@ def checked_memory(
 ) -> StepMemory:
     """The memory of a run with this model, refused if the device has far less."""
     size, channels, classes = preprocess.image_size, train.channels, len(train.classes)
+    if isinstance(model, TimmConfig):
+        from vision.models.timm import check_size
+
+        check_size(model, size, channels, classes)
     memory = StepMemory(config, model, size, channels, classes, world)
     memory.check()
     return memory

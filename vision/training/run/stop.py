@@ -3,9 +3,9 @@
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -34,6 +34,8 @@ class StopRequest:
     signal: str = ""
     raising: bool = False
     """Whether a request is raised at once, rather than remembered."""
+    passed: Callable[[], None] = field(default=lambda: None)
+    """Called after every batch of `until`."""
 
     def __bool__(self) -> bool:
         return bool(self.signal)
@@ -46,6 +48,10 @@ class StopRequest:
         self.signal = name
         if self.raising:
             raise Stopped(name)
+        if os.environ.get("RANK", "0") == "0":  # directly: a print may be interrupted by itself
+            again = " Ctrl-C again ends it at once." if name == "SIGINT" else ""
+            text = f"\n{name}: saving after the step at hand; the same command resumes.{again}\n"
+            os.write(2, text.encode())
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
@@ -65,6 +71,15 @@ class StopRequest:
         finally:
             self.raising = False
 
+    @contextmanager
+    def watched(self, passed: Callable[[], None]) -> Iterator[None]:
+        """Within, `passed` is called after every batch of `until`."""
+        self.passed = passed
+        try:
+            yield
+        finally:
+            self.passed = lambda: None
+
     def until(self, batches: Iterable[T], world: "World") -> Iterator[T]:
         """The batches, until any process is asked to stop: then `Stopped` is raised in all of them,
         before the same batch. All must have the same number of batches.
@@ -73,6 +88,7 @@ class StopRequest:
             if any(world.any(bool(self))):
                 raise Stopped
             yield batch
+            self.passed()
 
 
 @contextmanager

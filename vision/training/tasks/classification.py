@@ -1,6 +1,6 @@
 """Classification of images: augmented, mixed (Mixup, CutMix) and smoothed."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -8,11 +8,13 @@ import torch.nn.functional as F
 from PIL.Image import Image
 from torch import Tensor, nn
 
-from vision.config import ConfigError
+from vision.config import ConfigError, shorten
 from vision.data.batches import Batch, black_images, evaluation_batches, training_batches
+from vision.data.configs import DataConfig, FolderConfig
 from vision.data.images.mixing import mix_batch
 from vision.data.order import BatchOrder
 from vision.data.preprocess import normalizer
+from vision.data.sources.folder import list_classes
 from vision.data.tools.contact_sheet import contact_sheet
 from vision.evaluation.evaluate import evaluate, evaluation_mode
 from vision.models.build import autocast
@@ -38,6 +40,8 @@ class Classification(Task[Batch]):
         super().__post_init__()
         self.classes = self.data.train.classes
         self.model.activation = self.activation
+        if self.activation == "softmax":
+            check_classes(self.config.data, self.classes)
         check_loss(self.config.loss, self.config.augment.label_smoothing, len(self.classes))
         self.balance = class_balance(
             self.config.loss,
@@ -186,6 +190,22 @@ def loss_and_sums(
     correct = (logits.detach().argmax(1) == targets.argmax(1)).sum()
     count = loss.new_tensor(float(len(targets)))
     return loss, torch.stack([loss.detach() * count, correct.to(loss.dtype), count])
+
+
+def check_classes(data: DataConfig, classes: Sequence[str]) -> None:
+    """Refuse a single class: every answer would be right."""
+    if len(classes) > 1:
+        return
+    text = f"data: there is a single class, {shorten(classes)}: every answer would be right."
+    if not isinstance(data, FolderConfig):
+        raise ConfigError(f"{text} Choose data with at least two.")
+    inside = data.root / classes[0]
+    folders = list_classes(inside) if inside.is_dir() else ()
+    if len(folders) > 1:
+        meant = f"{inside} has {shorten(folders, 3)}; set data.root={inside}."
+    else:
+        meant = f"Expected a folder for each class in {data.root}, or in its train/ and val/."
+    raise ConfigError(f"{text} {meant}")
 
 
 def check_loss(config: LossConfig, label_smoothing: float, classes: int) -> None:

@@ -40,7 +40,7 @@ from vision.training.run.distributed import World
 from vision.training.run.log import Reporter
 from vision.training.run.run_folder import writing
 from vision.training.tasks.class_balance import class_balance
-from vision.training.tasks.classification import check_loss, loss_and_sums
+from vision.training.tasks.classification import check_classes, check_loss, loss_and_sums
 from vision.training.tasks.task import Task
 
 
@@ -73,6 +73,7 @@ class Probe(Task[FeatureBatch]):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.classes = len(self.data.train.classes)
+        check_classes(self.config.data, self.data.train.classes)
         check_loss(self.config.loss, self.config.augment.label_smoothing, self.classes)
         self.balance = class_balance(
             self.config.loss,

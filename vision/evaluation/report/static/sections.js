@@ -27,7 +27,8 @@ function summarySection(report, model) {
   const card = (label, value, below) =>
     element("div", { class: "card" }, element("span", {}, label), element("b", {}, value),
       below ? element("span", {}, below) : null);
-  const cards = Object.keys(labels).slice(1).map((key) => card(labels[key], metric(key, model.metrics[key]), interval(key)));
+  const shown = Object.keys(labels).slice(1).filter((key) => key !== "top5" || model.classes.length > 5);
+  const cards = shown.map((key) => card(labels[key], metric(key, model.metrics[key]), interval(key)));
   for (const [suffix, words] of Object.entries(SUFFIXES)) {
     for (const [key, label] of Object.entries(labels)) {
       const name = key + suffix;
@@ -35,7 +36,7 @@ function summarySection(report, model) {
     }
   }
   const scaled = model.calibration && model.calibration.temperature;
-  if (scaled) cards.push(card("temperature", decimal(scaled.temperature, 3), `ECE ${decimal(scaled.before.ece)} → ${decimal(scaled.after.ece)}`));
+  if (scaled) cards.push(card("temperature", decimal(scaled.temperature, 3), `ECE ${decimal(scaled.before.ece)} → ${decimal(scaled.after.ece)}${scaled.after.ece < scaled.before.ece ? "" : ": did not help"}`));
   if (model.neighbours) cards.push(card(`${model.neighbours.k}-NN accuracy`, percent(model.neighbours.top1, 2), "of the features"));
   cards.push(card("parameters", large(model.cost.parameters), `${large(model.cost.macs)} MACs per image`));
   cards.push(card("images per second", large(model.speed.model ?? model.speed.total), `${large(model.speed.total)} with loading`));
@@ -103,6 +104,7 @@ function calibrationSection(model) {
   byId("calibration-about").textContent = temperature
     ? `The temperature ${temperature.temperature.toFixed(3)} was fitted on ${whole(temperature.fitted_on)} images and is evaluated on the ${whole(temperature.before.images)} others. ` +
       (temperature.at_limit ? "It is at the limit of the search range. " : "") +
+      (temperature.after.ece < temperature.before.ece ? "" : "It did not help: the calibration error is not smaller with it. ") +
       (temperature.temperature > 1 ? "Above 1: the model is overconfident." : "Below 1: the model is underconfident.")
     : "No temperature is fitted: there are too few images, or logits are not finite.";
 }

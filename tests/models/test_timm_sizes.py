@@ -1,0 +1,31 @@
+"""Baselines of timm and the sizes of images that they take."""
+
+import pytest
+import torch
+
+from vision.config import ConfigError, parse
+from vision.models.build import build_model
+from vision.models.configs import TimmConfig
+from vision.models.timm import check_size
+
+
+def baseline(name: str) -> TimmConfig:
+    values = {"kind": "timm", "name": name, "drop_path": None, "checkpoint_activations": False}
+    return parse(TimmConfig, {**dict.fromkeys(TimmConfig.model_fields), **values})
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("mvitv2_tiny", 224), ("halonet26t", 256), ("botnet26t_256", 256), ("coatnet_0_rw_224", 224)],
+)
+def test_baseline_that_does_not_take_the_size_names_the_one_it_was_made_for(
+    name: str, size: int
+) -> None:
+    with pytest.raises(ConfigError, match=f"48 × 48.*data.image_size={size}"):
+        build_model(baseline(name), (48, 48), classes=5)
+    check_size(baseline(name), (size, size), 3, 5)
+
+
+def test_baseline_that_takes_any_size_runs() -> None:
+    model = build_model(baseline("resnet10t"), (48, 48), classes=5)
+    assert model(torch.zeros(1, 3, 48, 48)).shape == (1, 5)
