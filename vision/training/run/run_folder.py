@@ -55,6 +55,7 @@ FREE = (
 
 BEFORE = {
     "task.kind": "classify",
+    "elastic": None,
 }
 """Settings that runs of earlier versions do not have, with the value that those runs acted by."""
 

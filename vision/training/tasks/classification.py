@@ -42,6 +42,7 @@ class Classification(Task[Batch]):
     def inputs(self, batch: Batch, step: int, part: int) -> tuple[Tensor, Tensor]:
         """Normalised and mixed images with their targets (n, classes)."""
         images = self.normalize(batch.images.to(self.world.device, non_blocking=True))
+        rank, part = self.place(part)
         return mix_batch(
             images,
             batch.labels.to(self.world.device, non_blocking=True),
@@ -49,7 +50,7 @@ class Classification(Task[Batch]):
             self.config.augment,
             seed=self.config.seed,
             step=step,
-            rank=self.world.rank,
+            rank=rank,
             part=part,
         )
 
@@ -65,7 +66,9 @@ class Classification(Task[Batch]):
     def evaluate(self, batch_size: int) -> dict[str, float]:
         """The metrics of `vision.evaluation.metrics`."""
         world = self.world
-        batches = evaluation_batches(self.val_loader, batch_size, world.rank, world.size)
+        batches = evaluation_batches(
+            self.val_loader, batch_size, world.rank, world.size, self.shares
+        )
         return evaluate(
             self.module,
             self.stop.until(batches, world),
