@@ -1,22 +1,17 @@
 """A run with virtual ranks, which any number of processes takes to the same bits."""
 
-import os
 import signal
-import socket
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
+from forked_runs import fork, join, train_forked
 from small_runs import RICH, assert_same_run, small_config, status
 from started_runs import torchrun, wait_for_step
 
 from vision.config import ConfigError
 from vision.data.order import BatchOrder, evaluation_requests, training_requests
-from vision.training.configs import TrainConfig
 from vision.training.elastic import BinaryCounter, sum_over_processes
 from vision.training.elastic_settings import virtual_ranks_of_each
 from vision.training.loop import train
@@ -73,21 +68,6 @@ def _tree(rows: torch.Tensor) -> torch.Tensor:
     return rows[0]
 
 
-def in_processes(size: int, port: int, call: Callable[..., None], *arguments: Any) -> None:
-    """Call a function in some processes of a run, without the time that imports take."""
-    mp.start_processes(_in_process, (size, port, call, arguments), nprocs=size, start_method="fork")
-
-
-def _in_process(rank: int, size: int, port: int, call: Callable[..., None], arguments: Any) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    call(*arguments)
-
-
-def _train(config: TrainConfig) -> None:
-    assert train(config, "x") == 0
-
-
 def _sum(rows: torch.Tensor, folder: Path) -> None:
     with world("cpu") as processes:
         total = sum_over_processes(rows[processes.rank].clone(), processes)
@@ -96,20 +76,12 @@ def _sum(rows: torch.Tensor, folder: Path) -> None:
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_sum_over_processes_has_the_bits_of_the_tree_in_each_of_them(
-    tmp_path: Path, size: int, free_port: int
+    tmp_path: Path, size: int
 ) -> None:
     rows = _rows(size)  # 13 numbers each: not a multiple of the number of processes
-    in_processes(size, free_port, _sum, rows, tmp_path)
+    assert join(fork(size, _sum, rows, tmp_path)) == [0] * size
     for rank in range(size):
         assert torch.load(tmp_path / f"{rank}.pt").equal(_tree(rows))
-
-
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def test_batches_of_virtual_ranks_do_not_depend_on_the_number_of_processes() -> None:
@@ -184,9 +156,10 @@ def resized(folder: Path, model: str, settings: list[str], sizes: list[int]) -> 
     assert process.returncode == 0, output
 
 
-def test_one_process_and_two_end_in_the_same_bits(tmp_path: Path, free_port: int) -> None:
-    _train(small_config(tmp_path / "one", *RICH, *VIRTUAL))
-    in_processes(2, free_port, _train, small_config(tmp_path / "two", *RICH, *VIRTUAL))
+def test_one_process_and_two_end_in_the_same_bits(tmp_path: Path) -> None:
+    assert train(small_config(tmp_path / "one", *RICH, *VIRTUAL), "x") == 0
+    config = small_config(tmp_path / "two", *RICH, *VIRTUAL)
+    assert join(fork(2, train_forked, config)) == [0, 0]
     assert_same_run(tmp_path / "one", tmp_path / "two")
 
 
