@@ -150,7 +150,7 @@ def loss_and_sums(logits: Tensor, targets: Tensor, config: LossConfig) -> tuple[
     """The mean loss, and the sums (loss, correct predictions, images) for targets (n, classes)."""
     loss = training_loss(logits, targets, config)
     correct = (logits.detach().argmax(1) == targets.argmax(1)).sum()
-    count = loss.new_tensor(float(len(targets)))
+    count = loss.new_full((), len(targets))  # new_tensor would make the host wait for the device
     return loss, torch.stack([loss.detach() * count, correct.to(loss.dtype), count])
 
 
