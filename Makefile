@@ -16,8 +16,8 @@ test: .venv/.installed    ## the default tests: thirteen minutes of CPU time
 test-all: .venv/.installed  ## also what takes minutes: inductor, kills, fuzzing
 	$(BIN)/python -m pytest -n auto -m "not gpu and not slurm" $(ARGS)
 
-test-gpu: .venv/.installed  ## what needs a CUDA device
-	$(BIN)/python -m pytest -m gpu $(ARGS)
+test-gpu: .venv/.installed  ## what needs a CUDA device; writes gpu_report.json, to send back
+	$(BIN)/python benchmarks/gpu_report.py $(ARGS)
 
 soak: .venv/.installed  ## break training runs at random for MINUTES=30
 	$(BIN)/python tests/soak.py --minutes $(MINUTES)

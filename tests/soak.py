@@ -4,6 +4,9 @@ Every run has random settings. It is trained once undisturbed, and once while it
 stop, kept from writing and robbed of checkpoints at random moments, and started again each time
 with the same command. Both must end in the same bits: weights, averages, state of the optimiser,
 best checkpoint and metrics. The seed of a run is printed with its result; `--seed` repeats it.
+
+Before that, runs with `elastic` are killed, asked to stop and resumed with other numbers of
+processes: `--resizes=100` times in all.
 """
 
 import argparse
@@ -20,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent / "helpers"))
-from small_runs import last_tensors, metrics, status, words
+from forked_runs import fork, join, train_forked
+from small_runs import last_tensors, metrics, small_config, status, words
 from started_runs import start
 
 from vision.checkpoints.native.checkpoint import read_checkpoint
@@ -45,17 +49,33 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 ENDED = {1, PREEMPTED, 128 + signal.SIGINT, -signal.SIGKILL, *(-number for number in SIGNALS)}
 """Exit codes of a disturbed run; a signal before or after the training ends the process itself."""
 DURATION = "duration=120steps"
+RESIZED = ("elastic=4", "duration=40steps", "checkpoint.every=3steps", "evaluate_every=10steps")
+RESIZED_CHOICES: tuple[tuple[str, ...], ...] = tuple(
+    choice
+    for choice in CHOICES
+    if not choice[0].startswith(("loader", "max_batch", "tune", "checkpoint.every", "evaluate"))
+)
 MOST_STARTS = 25
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--resizes", type=int, default=100)
     parser.add_argument("--seed", type=int, help="repeat the run with this seed")
     arguments = parser.parse_args()
     end = time.monotonic() + 60 * arguments.minutes
     seeds = [arguments.seed] if arguments.seed is not None else range(10**9)
     counts, differences = Counter[str](), list[str]()
+    for seed in range(10**9 if arguments.seed is None else 0):
+        if counts["resizes"] >= arguments.resizes:
+            break
+        with tempfile.TemporaryDirectory() as folder:
+            found = resize(Path(folder), random.Random(seed), counts)
+        counts["elastic runs"] += 1
+        differences += [f"elastic, seed {seed}: {difference}" for difference in found]
+        after = f"after {counts['resizes']} resizes"
+        print(f"elastic, seed {seed}: {'; '.join(found) or 'the same bits'} {after}", flush=True)
     for seed in seeds:
         if time.monotonic() > end:
             break
@@ -102,6 +122,44 @@ def soak(folder: Path, rng: random.Random, counts: Counter[str]) -> list[str]:
             return [f"traceback after {kind}: {problem[-800:]}"]
     code, problem = run(broken, settings, model, lambda process: None)
     return compare(whole, broken) if code == 0 else [f"it did not end ({code}): {problem}"]
+
+
+def resize(folder: Path, rng: random.Random, counts: Counter[str]) -> list[str]:
+    """Train with virtual ranks: in one process, and in other numbers of them that end early."""
+    whole, broken = folder / "whole", folder / "broken"
+    settings = [*RESIZED, *(rng.choice(choice) for choice in RESIZED_CHOICES)]
+    model = rng.choice(MODELS)
+    config = small_config(whole, *settings, model=model)
+    if any(join(fork(1, train_forked, config, output=folder / "whole.txt"))):
+        return [f"undisturbed run failed: {(folder / 'whole.txt').read_text()[-800:]}"]
+    config, before = small_config(broken, *settings, model=model), 0
+    for number in range(40):
+        processes = rng.choice([size for size in (1, 2, 4) if size != before])
+        output, before = folder / f"{number}.txt", processes
+        running = fork(processes, train_forked, config, output=output)
+        target, kind = rng.randrange(1, 8), rng.choice(("kills", "requests to stop"))
+        reached = _step(broken) + target
+        while any(process.is_alive() for process in running) and _step(broken) < reached:
+            time.sleep(0.002)
+        hit = rng.sample(running, rng.randint(1, processes))
+        for process in hit if kind == "kills" else running:
+            if process.is_alive():
+                counts[kind] += 1
+                number = signal.SIGKILL if kind == "kills" else rng.choice(SIGNALS)
+                os.kill(process.pid or 0, number)
+        codes = join(running)
+        counts["resizes"] += 1
+        if not any(codes):
+            return compare(whole, broken)
+        if kind != "kills" and set(codes) - {0, *ENDED}:
+            return [f"exit codes {codes} after {kind}: {output.read_text()[-800:]}"]
+    return ["it did not end"]
+
+
+def _step(folder: Path) -> int:
+    """The number of lines of the log: a step each, and evaluations."""
+    file = folder / "run" / "metrics.jsonl"
+    return len(file.read_bytes().splitlines()) if file.exists() else 0
 
 
 def run(

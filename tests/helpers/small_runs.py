@@ -17,6 +17,7 @@ SMALL_MODELS = {
     "vit_mini": ["model.width=16", "model.depth=2", "model.heads=2"],
     "swin_mini": ["model.width=16", "model.depths=[2,2]", "model.heads=[1,2]"],
     "swinv2_mini": ["model.width=16", "model.depths=[2,2]", "model.heads=[1,2]"],
+    "timm": ["model.name=resnet10t"],
 }
 
 SMALL_SHAPES = ["data.train_samples=40", "data.val_samples=24"]
@@ -75,6 +76,18 @@ def assert_same_bits(first: dict[str, Tensor], second: dict[str, Tensor]) -> Non
     assert first.keys() == second.keys()
     different = [name for name in first if not first[name].equal(second[name])]
     assert not different, f"{len(different)} of {len(first)} differ, such as {different[:3]}"
+
+
+def assert_same_run(whole: Path, other: Path) -> None:
+    """The same tensors to the bit, the same numbers in the log, and the same best step."""
+    assert status(other)["status"] == "finished"
+    assert status(other)["best"] == status(whole)["best"]
+    assert_same_bits(last_tensors(whole), last_tensors(other))
+    for split in ("train", "val", "val_ema"):
+        expected, found = metrics(whole, split), metrics(other, split)
+        for event in (*expected, *found):
+            event.pop("images_per_second", None)
+        assert found == expected
 
 
 def folder_of_images(root: Path, images: int) -> Path:

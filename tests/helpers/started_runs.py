@@ -49,11 +49,10 @@ def _lines(file: Path) -> list[str]:
     return [x for x in file.read_text().splitlines() if x.endswith("}")] if file.exists() else []
 
 
-def torchrun(folder: Path, *more: str, model: str = "vit_mini") -> subprocess.Popen[str]:
-    """The same run in two processes on this machine."""
-    return start(
-        sys.executable,
-        *("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"),
-        "train.py",
-        *words(folder, *more, model=model),
-    )
+def torchrun(
+    folder: Path, *more: str, model: str = "vit_mini", processes: int = 2
+) -> subprocess.Popen[str]:
+    """The same run in several processes on this machine; in one without torchrun."""
+    launch = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone"]
+    launch = launch if processes > 1 else []
+    return start(sys.executable, *launch, "train.py", *words(folder, *more, model=model))

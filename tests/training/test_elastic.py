@@ -1,112 +1,186 @@
-"""Two processes under torchrun: one of them dies or fails, or all are asked to stop."""
+"""A run with virtual ranks, which any number of processes takes to the same bits."""
 
-import os
-import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from small_runs import RICH, assert_same_bits, last_tensors, metrics, status, words
-from started_runs import start, wait_for_step
+import torch
+from forked_runs import fork, join, train_forked
+from small_runs import RICH, assert_same_run, small_config, status
+from started_runs import torchrun, wait_for_step
 
-SETTINGS = [*RICH, "duration=60steps", "checkpoint.every=4steps", "evaluate_every=20steps"]
-pytestmark = pytest.mark.slow
+from vision.config import ConfigError
+from vision.data.order import BatchOrder, evaluation_requests, training_requests
+from vision.training.elastic import BinaryCounter, sum_over_processes
+from vision.training.elastic_settings import virtual_ranks_of_each
+from vision.training.loop import train
+from vision.training.run.distributed import world
+
+VIRTUAL = ["elastic=4", "duration=10steps", "evaluate_every=5steps", "checkpoint.every=4steps"]
+FAMILIES = {
+    "vit": ("vit_mini", RICH),
+    "swin": ("swin_mini", ["augment=deit", "ema=0.9", "model.drop_path=0.2"]),
+    "resnet": ("timm", ["augment=deit", "ema=0.9", "data.image_size=32"]),
+    "probe": ("vit_mini", ["tune=head", "tune.cache=true", "checkpoint.best=loss"]),
+}
+STEPS = {
+    "bf16": ["precision=bf16", "optimizer.name=muon"],
+    "fp16": ["precision=fp16", "optimizer.clip=norm", "optimizer.clip_at=0.1"],
+    "agc": ["optimizer.clip=agc", "optimizer.clip_at=0.01", "flip_test=true"],
+}
 
 
-def torchrun(folder: Path, *more: str, restarts: int = 0) -> subprocess.Popen[str]:
-    launch = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-    launch.append(f"--max-restarts={restarts}")
-    return start(sys.executable, *launch, "train.py", *words(folder, *more))
+class Term(str):
+    """Writes down in which order terms are added."""
+
+    def __iadd__(self, other: str) -> "Term":
+        return Term(f"({self}+{other})")
 
 
-def worker(agent: subprocess.Popen[str], rank: int) -> int:
-    """The process that has this rank."""
-    for child in Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split():
-        environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-        if f"RANK={rank}".encode() in environment:
-            return int(child)
-    raise AssertionError(f"no process has rank {rank}")
+@pytest.mark.parametrize(
+    ("terms", "expected"),
+    [
+        (1, "0"),
+        (2, "(0+1)"),
+        (4, "((0+1)+(2+3))"),
+        (8, "(((0+1)+(2+3))+((4+5)+(6+7)))"),
+    ],
+)
+def test_counter_adds_in_the_order_of_a_balanced_tree(terms: int, expected: str) -> None:
+    counter, held = BinaryCounter[Term](), 0
+    for number in range(terms):
+        counter.add(Term(number))
+        held = max(held, len(counter._sums))
+    assert counter.take() == expected
+    assert held <= terms.bit_length()  # log2 + 1
+    counter.add(Term("again"))
+    assert counter.take() == "again"
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two processes that nothing happened to."""
-    folder = tmp_path_factory.mktemp("whole")
-    process = torchrun(folder, *SETTINGS)
-    output, _ = process.communicate(timeout=280)
+def _rows(count: int) -> torch.Tensor:
+    return torch.randn(count, 13, generator=torch.Generator().manual_seed(3))
+
+
+def _tree(rows: torch.Tensor) -> torch.Tensor:
+    while len(rows) > 1:
+        rows = rows[::2] + rows[1::2]
+    return rows[0]
+
+
+def _sum(rows: torch.Tensor, folder: Path) -> None:
+    with world("cpu") as processes:
+        total = sum_over_processes(rows[processes.rank].clone(), processes)
+        torch.save(total, folder / f"{processes.rank}.pt")
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_sum_over_processes_has_the_bits_of_the_tree_in_each_of_them(
+    tmp_path: Path, size: int
+) -> None:
+    rows = _rows(size)  # 13 numbers each: not a multiple of the number of processes
+    assert join(fork(size, _sum, rows, tmp_path)) == [0] * size
+    for rank in range(size):
+        assert torch.load(tmp_path / f"{rank}.pt").equal(_tree(rows))
+
+
+def test_batches_of_virtual_ranks_do_not_depend_on_the_number_of_processes() -> None:
+    labels = np.zeros(50, np.int64)
+    steps = []
+    for ranks in (1, 2, 4):
+        shares = [
+            BatchOrder(0, 16, rank=r, ranks=ranks, accumulation=4 // ranks, virtual=True)
+            for r in range(ranks)
+        ]
+        parts = [list(training_requests(labels, order, stop=48)) for order in shares]
+        of_each = 4 // ranks
+        steps.append(
+            [
+                request.indices.tolist()
+                for step in range(3)
+                for part in parts
+                for request in part[step * of_each : (step + 1) * of_each]
+            ]
+        )
+        found = [list(evaluation_requests(21, 3, r, ranks, 4 // ranks)) for r in range(ranks)]
+        batches = sorted(request.indices.tolist() for part in found for request in part)
+        assert batches == sorted(
+            r.indices.tolist() for v in range(4) for r in evaluation_requests(21, 3, v, 4)
+        )
+    assert steps[0] == steps[1] == steps[2]
+    whole = next(training_requests(labels, BatchOrder(0, 16), stop=16)).indices
+    assert steps[0][:4] == [whole[v::4].tolist() for v in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["elastic=3"], "elastic=2 or 4"),
+        (["elastic=16"], "elastic=8"),
+        (["elastic=4", "parallel=fsdp"], "parallel=ddp"),
+        (["elastic=4", "compile=true"], "compile=false"),
+        (["elastic=4", "max_batch_per_device=2"], "max_batch_per_device=null"),
+    ],
+)
+def test_settings_that_would_change_the_bits_are_refused(
+    tmp_path: Path, words: list[str], remedy: str
+) -> None:
+    with pytest.raises(ConfigError, match=remedy):
+        small_config(tmp_path, *words)
+
+
+def test_number_of_processes_that_does_not_fit_is_refused_with_those_that_do() -> None:
+    assert [virtual_ranks_of_each(4, size) for size in (1, 2, 4)] == [4, 2, 1]
+    for size in (3, 8):
+        with pytest.raises(ConfigError, match=f"by {size} processes; start 1 or 2 or 4"):
+            virtual_ranks_of_each(4, size)
+
+
+def test_gradient_of_virtual_ranks_is_that_of_the_whole_batch(tmp_path: Path) -> None:
+    """Without anything random, a run with virtual ranks agrees with the usual one to rounding."""
+    losses = []
+    for name, more in (("plain", []), ("virtual", ["elastic=4", "max_batch_per_device=auto"])):
+        assert train(small_config(tmp_path / name, "duration=6steps", *more), "x") == 0
+        losses.append(status(tmp_path / name)["best"])
+    assert losses[1] == pytest.approx(losses[0], abs=1e-3)
+
+
+def resized(folder: Path, model: str, settings: list[str], sizes: list[int]) -> None:
+    """Train a run to its end; before the last number of processes, each is asked to stop."""
+    for number, size in enumerate(sizes):
+        process = torchrun(folder, *VIRTUAL, *settings, model=model, processes=size)
+        if number < len(sizes) - 1:
+            wait_for_step(folder, 3 * (number + 1), process)
+            process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=280)
     assert process.returncode == 0, output
-    return folder
 
 
-def assert_same_run(whole: Path, other: Path) -> None:
-    """The same weights, averages and moments to the bit, and the same numbers in the log."""
-    assert status(other)["status"] == "finished"
-    assert_same_bits(last_tensors(whole), last_tensors(other))
-    for split in ("train", "val", "val_ema"):
-        expected, found = metrics(whole, split), metrics(other, split)
-        for event in (*expected, *found):
-            event.pop("images_per_second", None)
-        assert found == expected
+def test_one_process_and_two_end_in_the_same_bits(tmp_path: Path) -> None:
+    assert train(small_config(tmp_path / "one", *RICH, *VIRTUAL), "x") == 0
+    config = small_config(tmp_path / "two", *RICH, *VIRTUAL)
+    assert join(fork(2, train_forked, config)) == [0, 0]
+    assert_same_run(tmp_path / "one", tmp_path / "two")
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_rank_killed_under_elastic_torchrun_is_restarted_and_ends_in_the_same_bits(
-    tmp_path: Path, whole: Path, rank: int
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [[4], [2, 4, 1]], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_ends_in_the_same_bits_for_other_processes(
+    tmp_path: Path, family: str, sizes: list[int]
 ) -> None:
-    process = torchrun(tmp_path, *SETTINGS, restarts=1)
-    wait_for_step(tmp_path, 10, process)
-    os.kill(worker(process, rank), signal.SIGKILL)
-    output, _ = process.communicate(timeout=280)
-    assert process.returncode == 0, output
-    assert output.count("Resuming") == 1, output
-    assert_same_run(whole, tmp_path)
+    model, settings = FAMILIES[family]
+    resized(tmp_path / "one", model, settings, [1])
+    resized(tmp_path / "others", model, settings, sizes)
+    assert_same_run(tmp_path / "one", tmp_path / "others")
 
 
-def test_torchrun_asked_to_stop_saves_one_step_of_both_ranks_and_goes_on_to_the_same_bits(
-    tmp_path: Path, whole: Path
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", STEPS)
+def test_every_kind_of_step_ends_in_the_same_bits_for_other_processes(
+    tmp_path: Path, kind: str
 ) -> None:
-    settings = [*SETTINGS, "checkpoint.every=1000steps"]  # so that only the request saves
-    process = torchrun(tmp_path, *settings)
-    wait_for_step(tmp_path, 5, process)
-    process.send_signal(signal.SIGTERM)  # to the launcher, which hands it on
-    output, _ = process.communicate(timeout=280)
-    stopped = status(tmp_path)
-    assert stopped["status"] == "preempted", output
-    assert f"Stopped after step {stopped['step']} " in output
-    files = sorted(file.name for file in (tmp_path / "run" / "checkpoints").glob("step_*"))
-    assert files == [f"step_{stopped['step']:08d}.safetensors"]
-    assert metrics(tmp_path)[-1]["step"] == stopped["step"]  # nobody went on alone
-    again = torchrun(tmp_path, *settings)
-    output, _ = again.communicate(timeout=280)
-    assert again.returncode == 0, output
-    assert f"after step {stopped['step']}." in output
-    assert_same_run(whole, tmp_path)
-
-
-NAN_IN_RANK_1 = """
-import os, sys
-from vision.cli.app import main
-from vision.training.tasks import classification
-if os.environ["RANK"] == "1":
-    real = classification.training_loss
-    classification.training_loss = lambda *arguments: real(*arguments) * float("nan")
-sys.exit(main(["train", *sys.argv[1:]]))
-"""
-
-
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_loss_that_is_no_number_in_another_process_is_explained_by_the_one_that_speaks(
-    tmp_path: Path, parallel: str
-) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(NAN_IN_RANK_1)
-    settings = [f"parallel={parallel}", "max_batch_per_device=2", "log.every=1steps"]
-    launch = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(script)]
-    process = start(sys.executable, *launch, *words(tmp_path, *settings))
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 1, output
-    assert output.count("error: ") == 1, output
-    expected = r"the loss of step 1 is not a finite number: .* for the images \d+, \d+\. Lower "
-    assert re.search(expected, output), output
+    settings = [*RICH, *STEPS[kind]]
+    resized(tmp_path / "one", "vit_mini", settings, [1])
+    resized(tmp_path / "others", "vit_mini", settings, [4, 2])
+    assert_same_run(tmp_path / "one", tmp_path / "others")

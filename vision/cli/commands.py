@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vision.checkpoints.configs import ConvertConfig, Renaming, SizedConfig
-from vision.config import Config, ConfigError, Place
+from vision.config import Config, ConfigError, Place, PositiveInt, parse
 from vision.data.configs import DataConfig
 from vision.data.tools.configs import DataCommandConfig, PrepareConfig
 from vision.evaluation.configs import AverageConfig, EvalConfig
@@ -61,6 +61,10 @@ class InfoConfig(Config):
     hf:OWNER/NAME. What cannot be inferred from them is given as model.heads=… and so on."""
     rename: Renaming
     """Rules "pattern -> replacement" for the tensor names of init."""
+    world: PositiveInt | None
+    """Number of GPUs, to also estimate the memory that training takes on each; null: not."""
+    parallel: Literal["ddp", "fsdp"]
+    """Use of several GPUs, as in `train.py`."""
     format: Literal["table", "json"]
     """A table, or JSON for other programs."""
 
@@ -91,7 +95,23 @@ def _info(config: InfoConfig) -> int:
         )
     spec = describe(config.data)
     result = cost(config.model, spec.image_size, spec.channels, spec.number_of_classes)
-    _print(as_dict(result) if config.format == "json" else table(result))
+    memory: dict[int, int] = {}
+    if config.world is not None:
+        from vision.cli.composition import compose
+        from vision.training.run.rank_memory import memory_per_rank, rank_table
+
+        values, _ = compose("train", ["precision=bf16", f"parallel={config.parallel}"])
+        training = parse(TrainConfig, values)
+        size, channels = spec.image_size, spec.channels
+        memory = memory_per_rank(
+            training, config.model, size, channels, spec.number_of_classes, config.world
+        )
+    if config.format == "json":
+        _print(as_dict(result) | ({"memory_per_rank": memory} if memory else {}))
+        return 0
+    _print(table(result))
+    if config.world is not None:
+        _print(rank_table(memory, training, config.world))
     return 0
 
 

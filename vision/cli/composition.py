@@ -51,12 +51,18 @@ def compose(
 def composer(
     name: str, hydra_words: Sequence[str] = (), folders: Sequence[Path] = (CONFIGS,)
 ) -> Iterator["Composer"]:
-    """Compose outside of a Hydra application, from folders of YAML."""
+    """Compose from folders of YAML, outside of a Hydra application or beside the one that runs."""
     first = next((f for f in folders if (f / f"{name}.yaml").is_file()), folders[0])
     others = [f"file://{folder.resolve()}" for folder in folders if folder != first]
     search = [f"hydra.searchpath={quoted(others)}"] if others else []
-    with initialize_config_dir(str(first.resolve()), version_base="1.3"):
-        yield Composer(name, (*search, *hydra_words))
+    application = GlobalHydra.instance()
+    running = application.hydra
+    application.clear()
+    try:
+        with initialize_config_dir(str(first.resolve()), version_base="1.3"):
+            yield Composer(name, (*search, *hydra_words))
+    finally:
+        application.hydra = running
 
 
 def quoted(value: Any) -> str:

@@ -259,11 +259,13 @@ def training_batches(
 
 
 def evaluation_batches(
-    loader: Loader, batch_size: int, rank: int = 0, ranks: int = 1
+    loader: Loader, batch_size: int, rank: int = 0, ranks: int = 1, shares: int = 1
 ) -> Iterator[Batch]:
-    """Yield every image once over all processes; rows with the id −1 are padding."""
+    """Yield every image once over all processes; rows with the id −1 are padding. See
+    `evaluation_requests`.
+    """
     samples = len(loader.pipeline.source)
-    return loader.batches(evaluation_requests(samples, batch_size, rank, ranks))
+    return loader.batches(evaluation_requests(samples, batch_size, rank, ranks, shares))
 
 
 class _Requests(Sampler[BatchRequest]):

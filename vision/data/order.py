@@ -1,8 +1,9 @@
 """The images of each batch, as a function of (seed, epoch, position).
 
 A global batch has the same images for any number of processes and of accumulated parts: process r
-of R takes every R-th image from the r-th on. Copies of an image under repeated augmentation are
-neighbours, so that they go to different processes, as in the original.
+of R takes every R-th image from the r-th on. With virtual ranks each of them is a process in this
+respect: batches are then the same for any number of processes. Copies of an image under repeated
+augmentation are neighbours, so that they go to different processes, as in the original.
 """
 
 from collections.abc import Iterator
@@ -43,6 +44,8 @@ class BatchOrder:
     ranks: int = 1
     accumulation: int = 1
     """Number of batches into which each process divides its share of a global batch."""
+    virtual: bool = False
+    """Whether each of those batches is the share of a rank of its own (a virtual rank)."""
 
     def __post_init__(self) -> None:
         if self.batch_size % (self.ranks * self.accumulation):
@@ -87,13 +90,22 @@ def training_requests(
         indices, occurrences = epoch_order(labels, plan, epoch)
         left = length if stop is None else min(length, stop - epoch * length)
         for first in range(position, left, plan.batch_size):
-            places = np.arange(first, first + plan.batch_size)[plan.rank :: plan.ranks]
-            # Past the end, an epoch's first images come again; such uses are numbered apart.
-            rounds, places = np.divmod(places, len(labels))
-            uses = occurrences[places] + (rounds << 32)
-            for part in np.split(np.arange(len(places)), plan.accumulation):
-                yield BatchRequest(epoch, indices[places[part]], uses[part])
+            for part in _parts(plan):
+                # Past the end, an epoch's first images come again; such uses are numbered apart.
+                rounds, places = np.divmod(first + part, len(labels))
+                uses = occurrences[places] + (rounds << 32)
+                yield BatchRequest(epoch, indices[places], uses)
         epoch, position = epoch + 1, 0
+
+
+def _parts(plan: BatchOrder) -> list[Indices]:
+    """The places of this process's batches in a global batch."""
+    places = np.arange(plan.batch_size)
+    if not plan.virtual:
+        return np.split(places[plan.rank :: plan.ranks], plan.accumulation)
+    ranks = plan.ranks * plan.accumulation
+    own = range(plan.rank * plan.accumulation, (plan.rank + 1) * plan.accumulation)
+    return [places[rank::ranks] for rank in own]
 
 
 def epoch_order(labels: Labels, plan: BatchOrder, epoch: int) -> tuple[Indices, Indices]:
@@ -139,16 +151,20 @@ def _balanced(labels: Labels, draws: int, random: np.random.Generator) -> tuple[
 
 
 def evaluation_requests(
-    samples: int, batch_size: int, rank: int = 0, ranks: int = 1
+    samples: int, batch_size: int, rank: int = 0, ranks: int = 1, shares: int = 1
 ) -> Iterator[BatchRequest]:
     """Yield every image once, in order, over all processes.
 
     All processes get the same number of batches of equal sizes, as collective operations require.
     If the number of images is not a multiple of the number of processes, some get a padding row.
+    With several `shares` (virtual ranks) per process, a batch of each comes in turn: the same
+    batches for any number of processes with the same number of shares together.
     """
-    share = -(-samples // ranks)
-    places = np.arange(share) * ranks + rank
-    indices = np.where(places < samples, places, -1)
-    for first in range(0, share, batch_size):
-        part = indices[first : first + batch_size]
-        yield BatchRequest(0, part, np.zeros_like(part))
+    all_shares = ranks * shares
+    longest = -(-samples // all_shares)
+    for first in range(0, longest, batch_size):
+        rows = np.arange(first, min(first + batch_size, longest))
+        for number in range(rank * shares, (rank + 1) * shares):
+            places = rows * all_shares + number
+            part = np.where(places < samples, places, -1)
+            yield BatchRequest(0, part, np.zeros_like(part))

@@ -19,6 +19,7 @@ from vision.config import (
 )
 from vision.data.configs import AugmentConfig, DataConfig, LoaderConfig, PreprocessConfig
 from vision.models.configs import ModelChoice
+from vision.training.elastic_settings import check_elastic
 from vision.training.tasks.configs import LossConfig, Metric, TaskConfig
 from vision.training.tune_settings import TuneConfig, TuneHeadConfig
 
@@ -227,6 +228,9 @@ class TrainConfig(Config):
     max_batch_per_device: Amount | Literal["auto"] | None
     """Largest micro-batch; gradients are accumulated over equal parts. null: no limit; auto: the
     largest that fits by estimate, on a GPU also by trial, when the run starts."""
+    elastic: PositiveInt | None
+    """Number of virtual ranks, a power of two: a run that is resumed with any power of two of
+    processes up to it ends in the very same bits; null: bits depend on the number of processes."""
     evaluate_every: Duration
     flip_test: bool
     """Whether evaluation also reports the metrics of the mean probabilities of each image and its
@@ -264,6 +268,9 @@ class TrainConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.elastic is not None:
+            limit = self.max_batch_per_device
+            check_elastic(self.elastic, self.batch_size, self.parallel, self.compile, limit)
         caches = isinstance(self.tune, TuneHeadConfig) and self.tune.cache
         if caches and (changed := _augmented(self.augment)):
             raise ValueError(

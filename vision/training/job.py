@@ -30,9 +30,10 @@ from vision.models.configs import AutoModelConfig, ModelConfig
 from vision.models.layers import Classifier, Grid
 from vision.models.reconstruction import MaskedModel
 from vision.training.configs import TrainConfig
+from vision.training.elastic import VirtualRanks
 from vision.training.optim import build_optimizer
 from vision.training.run.distributed import World, compile_steps, parallelize
-from vision.training.run.memory import largest_that_fits
+from vision.training.run.memory import accumulation
 from vision.training.run.run_folder import Run, writing
 from vision.training.run.step_memory import StepMemory, checked_memory
 from vision.training.run.stop import StopRequest
@@ -135,10 +136,14 @@ def build_job(
         tail=config.loader.tail,
         rank=world.rank,
         ranks=world.size,
-        accumulation=_accumulation(task, start.memory),
+        accumulation=accumulation(task, start.memory),
+        virtual=config.elastic is not None,
     )
     schedule = build_schedule(config, len(train))
-    module = parallelize(task.module, task.parallel, world)
+    if config.elastic is None:
+        module = parallelize(task.module, task.parallel, world)
+    else:
+        module = VirtualRanks(task.module, world, task.shares)
     if config.compile:
         compile_steps(module)
     record = {
@@ -325,25 +330,3 @@ def _on_device(config: TrainConfig, model: Classifier, world: World) -> Classifi
     if config.channels_last and not (config.parallel == "fsdp" and world.size > 1):
         model = model.to(memory_format=torch.channels_last)  # FSDP takes contiguous weights alone
     return model
-
-
-def _accumulation(task: Task[Any], memory: StepMemory) -> int:
-    """The number of equal parts in which a device works through its share of a batch.
-
-    With `auto`, a run that is resumed has the micro-batch that it was started with, whatever memory
-    is free: with another one it would learn the same, but not to the bit.
-    """
-    config, world = task.config, task.world
-    if config.batch_size % world.size:
-        raise ConfigError(
-            f"batch_size = {config.batch_size} cannot be shared equally by {world.size} processes; "
-            f"choose a multiple of {world.size}."
-        )
-    share = config.batch_size // world.size
-    limit = config.max_batch_per_device
-    if limit == "auto":
-        before = task.run.status().get("micro_batch")
-        limit = largest_that_fits(memory, share, task) if before is None else int(before)
-    largest = limit or share
-    fitting = (n for n in range(1, share + 1) if share % n == 0 and share // n <= largest)
-    return world.max(next(fitting))[0]

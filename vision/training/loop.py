@@ -132,7 +132,7 @@ def _run(job: TrainingJob, stop: StopRequest, reporter: Reporter) -> int:
     try:
         code = _loop(job, stop, reporter)
     except BaseException as error:
-        advice = memory_advice(error, job.micro_batch, job.world.device)
+        advice = memory_advice(error, job.micro_batch, job.world.device, job.config.elastic)
         failure = advice or error
         with suppress(RunFileError):  # on a full disk the first error is the one to report
             job.set_status("failed", reason=f"{type(failure).__name__}: {failure}")

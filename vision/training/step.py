@@ -1,10 +1,11 @@
 """One optimiser step: forward and backward over the parts of a batch, clipping, the update.
 
 Everything random in it is a function of (seed, step, rank, part), so that no generator has a state
-to save.
+to save. With `elastic`, each part is a virtual rank (vision/training/elastic.py).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from vision.config import UserError
 from vision.randomness import step_seed
 from vision.training.configs import TrainConfig
+from vision.training.elastic import collect
 from vision.training.run.distributed import last_part_only
 from vision.training.state import TrainState, decay_at, update_average
 from vision.training.tasks.task import B, Task
@@ -37,12 +39,14 @@ def forward_backward(
     """
     sums = empty_sums(task)
     finite = []
+    # DDP averages the gradients of processes; those of virtual ranks are summed over all of them.
+    averaged = task.config.elastic or len(parts)
     for number, batch in enumerate(parts):
         with last_part_only(module, last=number == len(parts) - 1):
             loss, part_sums = _loss(task, module, batch, step, number)
             finite.append(_copy_to_host(loss.detach().isfinite()))
-            scaler.scale(loss / len(parts)).backward()
-        sums += part_sums
+            scaler.scale(loss / averaged).backward()
+        sums += collect(module, part_sums)
     return sums, all(arrived() for arrived in finite)
 
 
@@ -122,7 +126,7 @@ def explain_nonfinite(task: Task[B], parts: Sequence[B], step: int) -> str | Non
             for name, inner in task.module.named_modules()
         ]
         try:
-            with torch.no_grad():
+            with torch.no_grad(), kept_buffers(task.module):
                 loss, _ = _loss(task, task.module, batch, step, number)
         finally:
             for hook in hooks:
@@ -134,11 +138,24 @@ def explain_nonfinite(task: Task[B], parts: Sequence[B], step: int) -> str | Non
     return reasons[0] if reasons else None
 
 
+@contextmanager
+def kept_buffers(module: nn.Module) -> Iterator[None]:
+    """Within, a pass may change buffers (running statistics of batch norms); afterwards they are as
+    before.
+    """
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, before in buffers:
+            buffer.copy_(before)
+
+
 def _loss(
     task: Task[B], module: nn.Module, batch: B, step: int, part: int
 ) -> tuple[Tensor, Tensor]:
     """The loss and the sums of one part, with the random numbers of that part."""
-    torch.manual_seed(step_seed(task.config.seed, step, task.world.rank, part))
+    torch.manual_seed(step_seed(task.config.seed, step, *task.place(part)))
     return task.loss(module, batch, step, part)
 
 

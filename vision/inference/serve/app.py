@@ -268,6 +268,6 @@ def _title(name: str | None) -> str:
 
 def _npz(arrays: Arrays) -> Any:
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
     headers = {"content-disposition": 'attachment; filename="answer.npz"'}
     return Response(buffer.getvalue(), media_type="application/x-npz", headers=headers)

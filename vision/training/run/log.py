@@ -290,7 +290,8 @@ def _summary(job: "TrainingJob") -> dict[str, str]:
         f"{height} × {width}, {classes}",
         "preprocess": str(job.data.preprocess),
         "batch": f"{config.batch_size} = {job.micro_batch} per device × {world.size} device"
-        f"{'s' if world.size > 1 else ''} × {job.order.accumulation} accumulated",
+        f"{'s' if world.size > 1 else ''} × {job.order.accumulation} "
+        f"{'virtual ranks' if job.order.virtual else 'accumulated'}",
         "learning rate": f"{schedule.peak:g}{scaling}, {config.optimizer.name}{rest}",
         "length": f"{schedule.total:,} steps of {schedule.steps_per_epoch:,} per epoch",
         "precision": f"{config.precision} on {world.device.type}",

@@ -14,7 +14,7 @@ def device_memory(device: torch.device) -> int | None:
     the run on this machine.
     """
     match device.type:
-        case "cuda":
+        case "cuda" if torch.cuda.is_available():
             return torch.cuda.get_device_properties(device).total_memory
         case "mps":
             return torch.mps.recommended_max_memory()

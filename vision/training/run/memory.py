@@ -1,4 +1,4 @@
-"""Memory: the largest batch that fits a device, and advice where memory runs out."""
+"""Memory: the parts of a batch that fit a device, and advice where memory runs out."""
 
 import resource
 from collections.abc import Iterator
@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from vision.config import UserError
+from vision.config import ConfigError, UserError
 from vision.training.run.step_memory import StepMemory
-from vision.training.step import forward_backward
+from vision.training.step import forward_backward, kept_buffers
 from vision.training.tasks.task import Task
 
 SURE = 0.5
@@ -21,7 +21,7 @@ class OutOfMemoryError(UserError, RuntimeError):
 
 
 def memory_advice(
-    error: BaseException, micro_batch: int, device: torch.device
+    error: BaseException, micro_batch: int, device: torch.device, elastic: int | None
 ) -> OutOfMemoryError | None:
     """The error to raise in place of one of memory: it names the peak, the micro-batch and the
     setting to try. None for any other error.
@@ -30,7 +30,7 @@ def memory_advice(
         return None
     return OutOfMemoryError(
         f"out of memory at {micro_batch} images per device (peak {_peak(device):.1f} GiB). "
-        f"{_advice(micro_batch)}"
+        f"{_advice(micro_batch, elastic)}"
     )
 
 
@@ -39,6 +39,31 @@ def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def accumulation(task: Task[Any], memory: StepMemory) -> int:
+    """The number of equal parts in which a device works through its share of a batch.
+
+    With `auto`, a run that is resumed has the micro-batch that it was started with, whatever memory
+    is free: with another one it would learn the same, but not to the bit. With `elastic`, the parts
+    are the virtual ranks.
+    """
+    config, world = task.config, task.world
+    if config.elastic is not None:
+        return task.shares
+    if config.batch_size % world.size:
+        raise ConfigError(
+            f"batch_size = {config.batch_size} cannot be shared equally by {world.size} processes; "
+            f"choose a multiple of {world.size}."
+        )
+    share = config.batch_size // world.size
+    limit = config.max_batch_per_device
+    if limit == "auto":
+        before = task.run.status().get("micro_batch")
+        limit = largest_that_fits(memory, share, task) if before is None else int(before)
+    largest = limit or share
+    fitting = (n for n in range(1, share + 1) if share % n == 0 and share // n <= largest)
+    return world.max(next(fitting))[0]
 
 
 def largest_that_fits(memory: StepMemory, at_most: int, task: Task[Any]) -> int:
@@ -56,7 +81,8 @@ def largest_that_fits(memory: StepMemory, at_most: int, task: Task[Any]) -> int:
         if device.type == "cuda":
             torch.cuda.empty_cache()
     raise OutOfMemoryError(
-        f"out of memory with a single image per device (peak {_peak(device):.1f} GiB). {_advice(1)}"
+        f"out of memory with a single image per device (peak {_peak(device):.1f} GiB). "
+        f"{_advice(1, None)}"
     )
 
 
@@ -65,10 +91,9 @@ def _fits(task: Task[Any], size: int) -> bool:
     batch = task.trial_batch(size)
     if batch is None:
         return True
-    buffers = [(buffer, buffer.clone()) for buffer in task.module.buffers()]
     scaler = torch.amp.GradScaler(task.world.device.type, enabled=False)
     try:
-        with _reserved_for_later(task):
+        with _reserved_for_later(task), kept_buffers(task.module):
             forward_backward(task, task.module, [batch], scaler, step=0)
     except (RuntimeError, MemoryError) as error:
         if not _is_out_of_memory(error):
@@ -76,8 +101,6 @@ def _fits(task: Task[Any], size: int) -> bool:
         return False
     finally:
         task.module.zero_grad(set_to_none=True)
-        for buffer, before in buffers:  # running statistics of a baseline's batch norms
-            buffer.copy_(before)
     return True
 
 
@@ -104,7 +127,9 @@ def _peak(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts in KiB
 
 
-def _advice(micro_batch: int) -> str:
+def _advice(micro_batch: int, elastic: int | None) -> str:
+    if micro_batch > 1 and elastic is not None:
+        return f"Try elastic={2 * elastic} in a new run: the micro-batches are half as large."
     if micro_batch > 1:
         return (
             f"Try max_batch_per_device={micro_batch // 2}: the batch stays the same, gradients are "

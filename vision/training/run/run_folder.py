@@ -67,6 +67,7 @@ BEFORE = {
     "loss.logit_adjustment": 0.0,
     "schedule.scale_ends": False,
     "stop_early": None,
+    "elastic": None,
 }
 """Settings that runs of earlier versions do not have, with the value that those runs acted by."""
 

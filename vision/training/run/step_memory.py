@@ -28,6 +28,7 @@ from vision.models.cost.live_memory import LiveMemory
 from vision.models.layers import Classifier, Grid
 from vision.models.reconstruction import MaskedModel
 from vision.training.configs import TrainConfig
+from vision.training.elastic_settings import virtual_ranks_of_each
 from vision.training.optim import build_optimizer
 from vision.training.run.distributed import World
 from vision.training.run.machine_memory import device_memory
@@ -72,6 +73,11 @@ class StepMemory:
         """Weights of a teacher, whole on every device."""
         if self.available is not None and isinstance(config.task, DistillConfig):
             self.beside = teacher_bytes(config.task, world)
+        virtual = 1
+        if config.elastic is not None:
+            virtual = virtual_ranks_of_each(config.elastic, world.size)
+        self._sums = virtual.bit_length() - 1
+        """Largest number of sums of gradients that wait for those of further virtual ranks."""
         self._live = LiveMemory(_GIVEN_UP * self.available if self.available else math.inf)
         self._peaks: dict[int, float] = {}
         self._model_config = model
@@ -105,7 +111,9 @@ class StepMemory:
 
     def check(self) -> None:
         """Refuse a run that needs far more memory than the device has."""
-        limit = self.config.max_batch_per_device
+        limit, elastic = self.config.max_batch_per_device, self.config.elastic
+        if elastic is not None:
+            limit = self.config.batch_size // elastic
         images = 1 if limit == "auto" else min(self.share, limit or self.share)
         if self.available is not None and self.peak(images) > REFUSED * self.available:
             raise ConfigError(f"{self._figure(images)}. {self._remedy(images)}")
@@ -137,6 +145,8 @@ class StepMemory:
     def _remedy(self, images: int) -> str:
         height, width = self.image_size
         smaller = f"images smaller than {height} × {width} (data.image_size)"
+        if images > 1 and self.config.elastic is not None:
+            return f"Try elastic={2 * self.config.elastic}, for micro-batches of half the size."
         if images > 1 and (fitting := self.sizes_that_fit(images - 1)):
             return (
                 f"Try max_batch_per_device={fitting[0]}: the batch stays the same, gradients are "
@@ -189,7 +199,7 @@ class StepMemory:
         self._lasting: list[object] = []
         if config.ema is not None:
             self._lasting.append(start_average(self._model))
-        if self.world.size > 1 and config.parallel == "ddp":
+        if self.world.size > 1 and config.parallel == "ddp" and config.elastic is None:
             self._lasting.append(self._gradients())  # the buckets that processes exchange
         self._optimizer = build_optimizer(
             self._model, config.optimizer, bfloat16=config.precision == "bf16"
@@ -208,7 +218,8 @@ class StepMemory:
         """Peak of a forward and a backward pass; of the former alone where features are cached."""
         config, live = self.config, self._live
         cached = isinstance(config.tune, TuneHeadConfig) and config.tune.cache
-        if images < self.share and not cached:
+        waiting = [self._gradients() for _ in range(0 if cached else self._sums)]
+        if images < self.share and not cached and config.elastic is None:
             self._accumulate()
         lasting = live.now
         live.start_peak()
@@ -220,8 +231,11 @@ class StepMemory:
                         self._model(batch)
                 else:
                     self._loss(batch).backward()
+            if config.elastic is not None and not cached:
+                waiting.append(self._gradients())  # those of this virtual rank in one vector
         finally:
             self._optimizer.zero_grad(set_to_none=True)
+        waiting.clear()
         return live.peak - self._elsewhere(lasting)
 
     def _as_on(self) -> AsOn:

@@ -60,6 +60,7 @@ class Classification(Task[Batch]):
     def inputs(self, batch: Batch, step: int, part: int) -> tuple[Tensor, Tensor]:
         """Normalised and mixed images with their targets (n, classes)."""
         images = self.normalize(batch.images.to(self.world.device, non_blocking=True))
+        rank, part = self.place(part)
         return mix_batch(
             images,
             batch.labels.to(self.world.device, non_blocking=True),
@@ -67,7 +68,7 @@ class Classification(Task[Batch]):
             self.config.augment,
             seed=self.config.seed,
             step=step,
-            rank=self.world.rank,
+            rank=rank,
             part=part,
         )
 
@@ -83,7 +84,9 @@ class Classification(Task[Batch]):
     def evaluate(self, batch_size: int) -> dict[str, float]:
         """The metrics of `vision.evaluation.metrics`."""
         world = self.world
-        batches = evaluation_batches(self.val_loader, batch_size, world.rank, world.size)
+        batches = evaluation_batches(
+            self.val_loader, batch_size, world.rank, world.size, self.shares
+        )
         return evaluate(
             self.module,
             self.stop.until(batches, world),
@@ -188,7 +191,7 @@ def loss_and_sums(
     """The mean loss, and the sums (loss, correct predictions, images) for targets (n, classes)."""
     loss = training_loss(logits, targets, config, balance)
     correct = (logits.detach().argmax(1) == targets.argmax(1)).sum()
-    count = loss.new_tensor(float(len(targets)))
+    count = loss.new_full((), len(targets))  # new_tensor would make the host wait for the device
     return loss, torch.stack([loss.detach() * count, correct.to(loss.dtype), count])
 
 

@@ -62,7 +62,7 @@ class Distillation(Classification):
         loss = base * (1 - self.settings.alpha) + taught * self.settings.alpha
         answers = heads.detach().mean(0).argmax(1)
         sums = [(answers == other.argmax(1)).sum().to(loss.dtype) for other in (targets, wanted)]
-        count = loss.new_tensor(float(len(targets)))
+        count = loss.new_full((), len(targets))
         return loss, torch.stack([loss.detach() * count, *sums, count])
 
     def record(self) -> dict[str, Any]:

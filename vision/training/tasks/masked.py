@@ -18,6 +18,7 @@ from vision.data.order import BatchOrder
 from vision.data.preprocess import normalizer
 from vision.data.tools.contact_sheet import contact_sheet
 from vision.evaluation.evaluate import evaluation_mode
+from vision.evaluation.metrics import summable
 from vision.models.build import autocast
 from vision.models.reconstruction import MaskedModel
 from vision.randomness import generator
@@ -78,7 +79,7 @@ class Masked(Task[Batch]):
         with autocast(self.config.precision, self.world.device):
             predicted = module(images, masks)
         loss = self.masked.losses(predicted, images, masks).mean()
-        count = loss.new_tensor(float(len(images)))
+        count = loss.new_full((), len(images))
         return loss, torch.stack([loss.detach() * count, count])
 
     def evaluate(self, batch_size: int) -> dict[str, float]:
@@ -86,7 +87,9 @@ class Masked(Task[Batch]):
         world, device = self.world, self.world.device
         dtype = torch.float32 if device.type == "mps" else torch.float64
         sums = torch.zeros(2, dtype=dtype, device=device)
-        batches = evaluation_batches(self.val_loader, batch_size, world.rank, world.size)
+        batches = evaluation_batches(
+            self.val_loader, batch_size, world.rank, world.size, self.shares
+        )
         with evaluation_mode(self.module):
             for batch in self.stop.until(batches, world):
                 images, masks = self.evaluated_inputs(batch.images, batch.ids)
@@ -94,7 +97,7 @@ class Masked(Task[Batch]):
                     predicted = self.module(images, masks)
                 valid = batch.ids.to(device) >= 0
                 losses = self.masked.losses(predicted, images, masks).where(valid, 0.0)
-                sums += torch.stack([losses.sum(dtype=dtype), valid.sum(dtype=dtype)])
+                sums += torch.stack([summable(losses, dtype).sum(), valid.sum(dtype=dtype)])
         loss, count = world.sum(sums).tolist()
         return {"loss": loss / count}
 

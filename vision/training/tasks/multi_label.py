@@ -45,13 +45,15 @@ class MultiLabel(Classification):
         with autocast(self.config.precision, self.world.device):
             logits = module(images)
         loss = multi_label_loss(logits, targets, self.settings, self.weights)
-        count = loss.new_tensor(float(len(targets)))
+        count = loss.new_full((), len(targets))
         return loss, torch.stack([loss.detach() * count, sum_of_f1(logits, targets), count])
 
     def evaluate(self, batch_size: int) -> dict[str, float]:
         """The metrics of `vision.evaluation.multi_label_metrics`, of the logits of all images."""
         world, val = self.world, self.data.val
-        batches = evaluation_batches(self.val_loader, batch_size, world.rank, world.size)
+        batches = evaluation_batches(
+            self.val_loader, batch_size, world.rank, world.size, self.shares
+        )
         found = predict(
             self.model,
             self.stop.until(batches, world),

@@ -110,7 +110,9 @@ class Probe(Task[FeatureBatch]):
         """The metrics of `vision.evaluation.metrics`."""
         device, world = self.world.device, self.world
         sums = empty_sums(self.classes, device)
-        requests = evaluation_requests(len(self.data.val), batch_size, world.rank, world.size)
+        requests = evaluation_requests(
+            len(self.data.val), batch_size, world.rank, world.size, self.shares
+        )
         with evaluation_mode(self.module), torch.no_grad():
             for request in self.stop.until(requests, world):
                 batch = self._batch("val", request)
@@ -222,11 +224,15 @@ def _compute(
             file = stack.enter_context(replacing(path))
         normalize = normalizer(task.data.preprocess, world.device)
         loader = task.image_loader(source, keep=False)
-        batches = evaluation_batches(loader, batch_size, world.rank, world.size)
+        batches = evaluation_batches(loader, batch_size, world.rank, world.size, task.shares)
+        shares: list[tuple[Tensor, Tensor]] = []
         for batch in task.stop.until(batches, world):
             images = normalize(batch.images.to(world.device, non_blocking=True))
-            pooled = _pooled(task, images, check=first == 0)
-            rows, readable = _all_rows(world, pooled, batch.ids)
+            shares.append((_pooled(task, images, check=first == 0), batch.ids))
+            if len(shares) < task.shares:
+                continue
+            rows, readable = _all_rows(world, shares)
+            shares.clear()
             rows, readable = rows[: count - first], readable[: count - first]
             if world.main:
                 if first == 0:
@@ -259,17 +265,19 @@ def _pooled(task: Task[Any], images: Tensor, check: bool) -> Tensor:
 
 
 def _all_rows(
-    world: World, pooled: Tensor, ids: Tensor
+    world: World, shares: list[tuple[Tensor, Tensor]]
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """The features of all processes in the order of the data, and which images were readable.
 
-    Process r has every `size`-th image from the r-th on, as `evaluation_requests` shares them out.
+    Each process gives features and image numbers of its shares, which have every n-th image, as
+    `evaluation_requests` shares them out.
     """
-    count, width = pooled.shape
-    rows = pooled.new_zeros(count, world.size, width + 1)
-    rows[:, world.rank, :width] = pooled
-    rows[:, world.rank, width] = (ids >= 0).to(rows)
-    numbers = world.sum(rows).flatten(0, 1).cpu().numpy()
+    pooled = torch.stack([rows for rows, _ in shares], dim=1)
+    count, here, width = pooled.shape
+    rows = pooled.new_zeros(count, world.size, here, width + 1)
+    rows[:, world.rank, :, :width] = pooled
+    rows[:, world.rank, :, width] = torch.stack([ids >= 0 for _, ids in shares], dim=1).to(rows)
+    numbers = world.sum(rows).flatten(0, 2).cpu().numpy()
     return numbers[:, :width], numbers[:, width] > 0
 
 

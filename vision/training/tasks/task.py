@@ -21,6 +21,7 @@ from vision.data.preprocess import Preprocess
 from vision.data.sources.source import Source
 from vision.models.layers import Classifier
 from vision.training.configs import TrainConfig
+from vision.training.elastic_settings import virtual_ranks_of_each
 from vision.training.run.distributed import World
 from vision.training.run.log import Reporter
 from vision.training.run.run_folder import Run
@@ -83,6 +84,21 @@ class Task(ABC, Generic[B]):
         self.parallel: Literal["ddp", "fsdp"] = self.config.parallel
         self.val_loader = self.image_loader(self.data.val)
 
+    @property
+    def shares(self) -> int:
+        """Number of shares of the data that this process has: its virtual ranks, or one."""
+        if self.config.elastic is None:
+            return 1
+        return virtual_ranks_of_each(self.config.elastic, self.world.size)
+
+    def place(self, part: int) -> tuple[int, int]:
+        """The (rank, part) that the random numbers of a part of a step are a function of: a virtual
+        rank is a rank of its own.
+        """
+        if self.config.elastic is None:
+            return self.world.rank, part
+        return self.world.rank * self.shares + part, 0
+
     def prepare(self, batch_size: int, reporter: Reporter) -> None:
         """Called once, when the model has the weights that training starts or resumes from."""
 
@@ -96,7 +112,7 @@ class Task(ABC, Generic[B]):
 
         `module` is `self.module` or its wrapper. The sums, on the device, are one for each of
         `measures`, then the number of samples. Torch's global generator is seeded before each call;
-        anything else that is random must be a function of (seed, step, rank, part).
+        anything else that is random must be a function of (seed, step, *self.place(part)).
         """
 
     @abstractmethod
@@ -162,7 +178,7 @@ class Task(ABC, Generic[B]):
     def first_validation_images(self, batch_size: int) -> Batch:
         """The first batch of validation images of this process."""
         requests = evaluation_requests(
-            len(self.data.val), batch_size, self.world.rank, self.world.size
+            len(self.data.val), batch_size, self.world.rank, self.world.size, self.shares
         )
         return next(self.val_loader.batches(islice(requests, 1)))
 
