@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -84,7 +85,11 @@ def _job_state(job: str) -> Literal["preempted", "requeued", ""]:
     time of its end.
     """
     command = ["scontrol", "--oneliner", "show", "job", job]
-    shown = subprocess.run(command, capture_output=True, text=True).stdout
+    for _ in range(5):  # a busy controller drops connections
+        shown = subprocess.run(command, capture_output=True, text=True).stdout
+        if "JobState=" in shown:
+            break
+        time.sleep(1)
     if re.search(r"JobState=RUNNING .*PreemptTime=\d", shown):
         return "preempted"
     return "requeued" if re.search(r"JobState=COMPLETING .*EndTime=Unknown", shown) else ""
