@@ -180,7 +180,7 @@ def test_help_of_train_lists_recipes_and_experiments(capsys: pytest.CaptureFixtu
     assert main(["train", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "recipe: bitfit, deit" in text and "experiment: cifar10_" in text
-    assert "loss.kind=cross_entropy" in text and "(cross_entropy | bce)" in text
+    assert "loss.kind=cross_entropy" in text and "(cross_entropy | bce | focal)" in text
 
 
 def test_help_shows_every_setting_with_value_meaning_and_choices() -> None:

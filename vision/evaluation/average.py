@@ -37,7 +37,7 @@ Weights = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Member:
+class AveragedRun:
     """Weights that were evaluated, and perhaps averaged."""
 
     place: str
@@ -53,7 +53,7 @@ class Average:
 
     config: AverageConfig
     images: int
-    members: tuple[Member, ...]
+    members: tuple[AveragedRun, ...]
     metrics: Mapping[str, float]
     """Of the average."""
     notes: tuple[str, ...]
@@ -166,7 +166,7 @@ def average(config: AverageConfig, device: torch.device) -> Average:
     if len(used) > 1:
         found = images.metrics(result, "average")
     members = tuple(
-        Member(place, one, numbers, number in used)
+        AveragedRun(place, one, numbers, number in used)
         for number, (place, one, numbers) in enumerate(zip(places, opened, metrics, strict=True))
     )
     outcome = Average(config, len(images.source), members, found, tuple(notes))

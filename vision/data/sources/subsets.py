@@ -12,7 +12,7 @@ from vision.data.sources.source import Labels, class_sizes
 Indices = NDArray[np.int64]
 
 UNEQUAL = 5
-"""Ratio of the largest class to the smallest above which users are told."""
+"""Ratio of the largest class to the smallest above which users are warned."""
 CHOICES = (
     "data.sampling=balanced draws them equally often, loss.class_weights=balanced weighs them, "
     "loss.logit_adjustment=1 shifts their logits (docs/finetune.md)"
