@@ -176,6 +176,7 @@ def test_two_processes_learn_and_evaluate_as_one(tmp_path: Path, parallel: str) 
     assert status(tmp_path / "two")["status"] == "finished"
     one, two = (metrics(tmp_path / name, "val") for name in ("one", "two"))
     for first, second in zip(one, two, strict=True):
+        assert first.pop("split") == second.pop("split")
         assert first == pytest.approx(second, rel=1e-3, abs=1e-3)
         assert second["samples"] == 23
 

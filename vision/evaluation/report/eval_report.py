@@ -142,11 +142,11 @@ class Report:
     """Images that could not be read."""
     augmentation: str
     settings: Mapping[str, Any]
-    task: Literal["classify", "multi_label"]
     class_names: tuple[str, ...]
     models: tuple[ModelReport, ...]
     notes: tuple[str, ...] = ()
     files: tuple[Path, ...] = ()
+    task: Literal["classify", "multi_label"] = "classify"
 
     def as_dict(self, summary: bool = False) -> dict[str, Any]:
         """Plain mappings and lists for JSON; a summary leaves out all that grows with the number of

@@ -142,10 +142,11 @@ def page(report: Mapping[str, Any], galleries: Sequence[Sequence[Mapping[str, An
 def gallery(answers: Answers, most: int, max_pixels: int) -> list[dict[str, Any]]:
     """The most confident mistakes, with the images as the model saw them."""
     source, preprocess = answers.model.source, answers.model.preprocess
-    logits, labels, opened = answers.predictions.logits, answers.labels, answers.model.opened
+    logits, labels = answers.predictions.logits, answers.labels
     mistakes: Sequence[Mistake | LabelMistake]
-    if opened.multi_label:
-        mistakes = confident_label_mistakes(logits, labels, opened.thresholds, most)
+    if labels.ndim == 2:
+        limits = answers.model.opened.thresholds
+        mistakes = confident_label_mistakes(logits, labels, limits, most)
     else:
         mistakes = confident_mistakes(logits, labels, most)
     entries = []
@@ -189,7 +190,7 @@ def _columns(
     top = min(TOP, len(classes))
     for logits, labels in chunks(answers.predictions.logits, answers.labels):
         samples, ids = ids[: len(labels)], ids[len(labels) :]
-        if answers.model.opened.multi_label:
+        if labels.ndim == 2:
             chances, columns = logits.sigmoid(), _label_columns(answers, logits, labels)
         else:
             chances, columns = logits.softmax(1), _class_columns(classes, logits, labels)
