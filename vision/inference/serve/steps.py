@@ -86,8 +86,9 @@ def steps_of(served: ServedModel, pixels: Pixels, at: tuple[float, float]) -> St
             "attention is on the explorer."
         )
     images = served.loaded.batch([pixels])
-    merges = [s.downsample for s in model.layers if s.downsample] if isinstance(model, Swin) else []
-    modules: list[nn.Module] = [model.patch_embed, *merges]
+    modules: list[nn.Module] = [model.patch_embed]
+    if isinstance(model, Swin):
+        modules += [m for name, m in model.named_modules() if name.endswith(".downsample")]
     with torch.no_grad(), outputs_of(modules) as outputs:
         captured = capture(served.loaded.model, images)
     first = captured.layers[0].layout
