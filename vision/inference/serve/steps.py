@@ -94,8 +94,7 @@ def steps_of(served: ServedModel, pixels: Pixels, at: tuple[float, float]) -> St
     first = captured.layers[0].layout
     height, width = first.image_size
     pixel = min(int(at[0] * height), height - 1), min(int(at[1] * width), width - 1)
-    embedded = outputs[0][0]
-    walk = Walk(served, captured, pixels, pixel, embedded, outputs[1:])
+    walk = Walk(served, captured, pixels, pixel, outputs[0][0], outputs[1:])
     steps = [walk.patches(), walk.tokens()]
     if isinstance(model, ViT):
         steps += [walk.vit_positions(model), *walk.vit_attention()]
