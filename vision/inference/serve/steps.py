@@ -69,7 +69,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Steps:
+class ModelSteps:
     """All stations."""
 
     model: str
@@ -77,7 +77,7 @@ class Steps:
     steps: list[Step]
 
 
-def steps_of(served: ServedModel, pixels: Pixels, at: tuple[float, float]) -> Steps:
+def steps_of(served: ServedModel, pixels: Pixels, at: tuple[float, float]) -> ModelSteps:
     """The steps of an image; at: the patch to follow, as fractions of height and width."""
     model = own_model(served.loaded.model)
     if model is None:
@@ -101,7 +101,7 @@ def steps_of(served: ServedModel, pixels: Pixels, at: tuple[float, float]) -> St
     else:
         steps += [*walk.swin_tokens(model), *walk.swin_layers()]
     steps += walk.head()
-    return Steps(served.name, served.loaded.opened.config.kind, steps)
+    return ModelSteps(served.name, served.loaded.opened.config.kind, steps)
 
 
 @contextmanager
