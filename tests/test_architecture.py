@@ -41,7 +41,7 @@ DOORS = {
     "wandb": {"training/run/log.py"},
     "submitit": {"sweeps/cluster.py"},
     "optuna": {"sweeps/search_study.py"},
-    "fastapi": {"inference/serve/app.py"},
+    "fastapi": {"inference/serve/http_api.py"},
     "uvicorn": {"inference/serve/serve.py"},
 }
 

@@ -23,7 +23,7 @@ class BusyError(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class WaitingRequest:
     """A request that waits."""
 
     function: Callable[[Sequence[Any]], Sequence[Any]]
@@ -37,7 +37,7 @@ class ModelThread:
 
     def __init__(self, batch_size: int, wait: float, limit: int) -> None:
         self.batch_size, self.wait, self.limit = batch_size, wait, limit
-        self._waiting: deque[Job] = deque()
+        self._waiting: deque[WaitingRequest] = deque()
         self._changed = threading.Condition()
         self._announced = 0
         self._stopped = False
@@ -80,7 +80,7 @@ class ModelThread:
         with self._changed:
             if self._stopped or len(self._waiting) >= self.limit:
                 raise BusyError(f"{len(self._waiting)} requests wait already.")
-            self._waiting.append(Job(function, item, future, time.monotonic()))
+            self._waiting.append(WaitingRequest(function, item, future, time.monotonic()))
             self._changed.notify_all()
         return future
 
@@ -94,7 +94,7 @@ class ModelThread:
             _run([job for job in jobs if job.future.set_running_or_notify_cancel()])
             del jobs  # what it holds must not stay until the next request
 
-    def _next(self) -> list[Job]:
+    def _next(self) -> list[WaitingRequest]:
         """The oldest request and those that can run with it; empty when the thread shall end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._stopped)
@@ -112,11 +112,11 @@ class ModelThread:
             self._waiting = deque(job for job in self._waiting if id(job) not in chosen)
             return jobs
 
-    def _alike(self, first: Job) -> list[Job]:
+    def _alike(self, first: WaitingRequest) -> list[WaitingRequest]:
         return [job for job in self._waiting if job.function == first.function]
 
 
-def _run(jobs: Sequence[Job]) -> None:
+def _run(jobs: Sequence[WaitingRequest]) -> None:
     """Run requests together; an error is the result of each of them."""
     if not jobs:
         return

@@ -48,7 +48,7 @@ def serve(loaded: Sequence[Loaded], listening: socket.socket, config: ServeConfi
     """Serve models until SIGINT or SIGTERM."""
     import uvicorn
 
-    from vision.inference.serve.app import create_app
+    from vision.inference.serve.http_api import create_app
     from vision.inference.serve.served_model import served_models
 
     models = served_models(loaded, config.temperature)

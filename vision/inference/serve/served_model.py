@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from vision.checkpoints.open import OpenedModel
@@ -25,7 +24,8 @@ from vision.inspection.explorer.page import PAGE_METHODS, build_page
 from vision.inspection.methods.spec import parse_method
 from vision.models.layers import static_bias
 
-Arrays = dict[str, NDArray[Any]]
+Arrays = dict[str, Any]
+"""NumPy arrays by name."""
 
 
 @dataclass(frozen=True)

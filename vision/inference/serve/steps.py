@@ -69,7 +69,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Steps:
+class ModelSteps:
     """All stations."""
 
     model: str
@@ -77,7 +77,7 @@ class Steps:
     steps: list[Step]
 
 
-def steps_of(served: ServedModel, pixels: Pixels, at: tuple[float, float]) -> Steps:
+def steps_of(served: ServedModel, pixels: Pixels, at: tuple[float, float]) -> ModelSteps:
     """The steps of an image; at: the patch to follow, as fractions of height and width."""
     model = own_model(served.loaded.model)
     if model is None:
@@ -88,22 +88,20 @@ def steps_of(served: ServedModel, pixels: Pixels, at: tuple[float, float]) -> St
     images = served.loaded.batch([pixels])
     modules: list[nn.Module] = [model.patch_embed]
     if isinstance(model, Swin):
-        downsamples: list[Any] = [stage.downsample for stage in model.layers]
-        modules += [merging for merging in downsamples if merging]
+        modules += [m for name, m in model.named_modules() if name.endswith(".downsample")]
     with torch.no_grad(), outputs_of(modules) as outputs:
         captured = capture(served.loaded.model, images)
     first = captured.layers[0].layout
     height, width = first.image_size
     pixel = min(int(at[0] * height), height - 1), min(int(at[1] * width), width - 1)
-    embedded = outputs[0][0]
-    walk = Walk(served, captured, pixels, pixel, embedded, outputs[1:])
+    walk = Walk(served, captured, pixels, pixel, outputs[0][0], outputs[1:])
     steps = [walk.patches(), walk.tokens()]
     if isinstance(model, ViT):
         steps += [walk.vit_positions(model), *walk.vit_attention()]
     else:
         steps += [*walk.swin_tokens(model), *walk.swin_layers()]
     steps += walk.head()
-    return Steps(served.name, served.loaded.opened.config.kind, steps)
+    return ModelSteps(served.name, served.loaded.opened.config.kind, steps)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ MOST = 4096
 """Number of changes of one image."""
 
 
-class Change(BaseModel):
+class ImageChange(BaseModel):
     """A rectangle of what the model sees, in fractions of its height and width."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
@@ -27,10 +27,10 @@ class Change(BaseModel):
     """New top and left of a rectangle that is moved."""
 
 
-_CHANGES = TypeAdapter(Annotated[list[Change], Field(max_length=MOST)])
+_CHANGES = TypeAdapter(Annotated[list[ImageChange], Field(max_length=MOST)])
 
 
-def parse_changes(text: str) -> list[Change]:
+def parse_changes(text: str) -> list[ImageChange]:
     """Changes from JSON, or a ValueError that names the first mistake."""
     try:
         return _CHANGES.validate_json(text or "[]")
@@ -40,7 +40,7 @@ def parse_changes(text: str) -> list[Change]:
         raise ValueError(f"changes: {where}: {first['msg']}") from error
 
 
-def changed(pixels: Pixels, changes: Sequence[Change], preprocess: Preprocess) -> Pixels:
+def changed(pixels: Pixels, changes: Sequence[ImageChange], preprocess: Preprocess) -> Pixels:
     """Pixels (height width channels) after the changes, in their order."""
     if not changes:
         return pixels

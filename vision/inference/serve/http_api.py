@@ -21,7 +21,7 @@ from vision.inference.serve.guard import App, Guard
 from vision.inference.serve.live_page import POLICY, live_page
 from vision.inference.serve.model_thread import BusyError, ModelThread
 from vision.inference.serve.served_model import Answer, Arrays, ServedModel
-from vision.inference.serve.steps import Steps, steps_of
+from vision.inference.serve.steps import ModelSteps, steps_of
 from vision.inference.serve.whatif import changed, parse_changes
 from vision.inspection.capture.captured import CaptureError
 
@@ -254,7 +254,7 @@ def _add_explorer(app: FastAPI, service: Service) -> None:
         model: Model = None,
         row: Annotated[float, Query(ge=0, le=1)] = 0.5,
         column: Annotated[float, Query(ge=0, le=1)] = 0.5,
-    ) -> Steps:
+    ) -> ModelSteps:
         chosen = service.model(model)
         pixels = await service.pixels(chosen, file, changes)
         return await service.alone(lambda: steps_of(chosen, pixels, (row, column)))
