@@ -167,7 +167,7 @@ def fake_cuda(dtype: torch.dtype) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["vit_mini", "swin_mini", "swinv2_mini", "timm"])
+@pytest.mark.parametrize("name", ["vit_mini", "timm"])
 def test_forward_pass_on_a_fake_cuda_device_computes_in_the_types_of_autocast(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype
 ) -> None:
@@ -182,9 +182,15 @@ def test_forward_pass_on_a_fake_cuda_device_computes_in_the_types_of_autocast(
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", noted)
     norms: set[torch.dtype] = set()
+    assert not isinstance(config.model, AutoModelConfig)
+    model = build_model(config.model, (32, 32), channels=3, classes=4, device="meta").train()
     with fake_cuda(dtype):
-        assert not isinstance(config.model, AutoModelConfig)
-        model = build_model(config.model, (32, 32), channels=3, classes=4, device="cuda").train()
+        for module in model.modules():  # `to` cannot exchange fake parameters
+            for held in (module._parameters, module._buffers):
+                for key, tensor in held.items():
+                    if tensor is not None:
+                        fake = torch.empty(tensor.shape, dtype=tensor.dtype)
+                        held[key] = nn.Parameter(fake) if held is module._parameters else fake
         for module in model.modules():
             if isinstance(module, nn.LayerNorm):
                 module.register_forward_hook(lambda m, x, y: norms.add(y.dtype))
