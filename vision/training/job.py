@@ -38,6 +38,7 @@ from vision.training.run.run_folder import Run, writing
 from vision.training.run.step_memory import StepMemory, checked_memory
 from vision.training.run.stop import StopRequest
 from vision.training.schedule import Schedule, build_schedule
+from vision.training.size_report import size_line
 from vision.training.state import TrainState, start_average
 from vision.training.step import empty_sums
 from vision.training.tasks.configs import MaskedConfig
@@ -46,10 +47,6 @@ from vision.training.tasks.task import Task, TrainingData, select_task
 from vision.training.tune import freeze
 from vision.training.tune_settings import TuneAllConfig
 from vision.training.whitening import fit_whitening
-
-LARGE, SMALLER = 384, 224
-"""Sides of images: above the first, the cost of a size that the weights decide is said."""
-
 
 @dataclass(frozen=True)
 class StartingModel:
@@ -219,7 +216,7 @@ def _starting_model(
             checked_memory(config, opened.config, preprocess, train, world),
             opened.known,
             opened.report.as_dict(),
-            (*opened.report.lines(), *_size_line(opened, config.data.image_size == "auto")),
+            (*opened.report.lines(), *size_line(opened, config.data.image_size == "auto")),
         )
     known: Known = ()
     if record is not None:
@@ -300,25 +297,6 @@ def _opened(config: TrainConfig, world: World, init: str, train: Source) -> Open
         seed=config.seed,
         setting="init",
     )
-
-
-def _size_line(opened: OpenedModel, chosen: bool) -> list[str]:
-    """A line of the report where the weights were trained on images of another size, or where their
-    size is `chosen` for the run and large.
-    """
-    if opened.trained_size == opened.image_size:
-        height, width = opened.image_size
-        if not chosen or max(height, width) <= LARGE:
-            return []
-        more = height * width / SMALLER**2
-        return [
-            f"size      {height} × {width} as the weights were trained: {more:.1f} × the pixels of "
-            f"{SMALLER} × {SMALLER}, and about as much time and memory; data.image_size={SMALLER} "
-            "is the smaller choice"
-        ]
-    sizes = (opened.trained_size, opened.image_size)
-    before, after = (f"{height} × {width}" for height, width in sizes)
-    return [f"size      trained on {before} pixels; this run has {after} (data.image_size)"]
 
 
 def _on_device(config: TrainConfig, model: Classifier, world: World) -> Classifier:

@@ -1,4 +1,4 @@
-"""What a run's folder tells whoever opens it later, beside numbers and checkpoints.
+"""Files of a run for its readers, beside numbers and checkpoints.
 
 metrics.csv        the numbers of metrics.jsonl as a table
 curves.png         loss, accuracy and learning rate
@@ -77,10 +77,10 @@ def draw_curves(run: Run) -> None:
         if title == "accuracy":
             axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
     file = run.folder / "curves.png"
-    picture = io.BytesIO()
-    figure.savefig(picture, dpi=110)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=110)
     with writing(file), replacing(file) as target:
-        write_all(target, picture.getvalue())
+        write_all(target, drawn.getvalue())
 
 
 def write_environment(run: Run, world: "World") -> None:
