@@ -24,7 +24,8 @@ from vision.config import parse
 from vision.models.configs import ModelConfig
 from vision.models.cost.count import cost
 from vision.sweeps.results import evaluations, find_runs
-from vision.training.run.run_folder import Run, flat
+from vision.training.run.run_folder import Run
+from vision.training.run.run_settings import flat
 
 COLOURS = ["#1b6ca8", "#d1495b", "#2e933c", "#7a5195", "#e68a00"]
 

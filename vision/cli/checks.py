@@ -23,7 +23,8 @@ from vision.sweeps.cluster import cluster_settings
 from vision.sweeps.points import point_folder
 from vision.training.configs import TrainConfig
 from vision.training.run.lock import refuse_if_locked
-from vision.training.run.run_folder import Run, find_run, run_name
+from vision.training.run.run_folder import Run, find_run
+from vision.training.run.run_settings import run_name
 
 
 def check_run(command: Command, composed: DictConfig) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vision.config import ConfigError
-from vision.training.run.run_folder import Run, better, flat, is_free
+from vision.training.run.run_folder import Run, better
+from vision.training.run.run_settings import flat, is_free
 
 Split = Literal["auto", "val", "val_ema"]
 Select = Literal["best", "last"]

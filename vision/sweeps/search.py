@@ -21,7 +21,8 @@ from vision.sweeps.configs import Direction, SearchConfig
 from vision.sweeps.search_pruning import Bounds, Curve, pruning_bounds
 from vision.sweeps.search_space import Interval, Point, Space, as_dict, grid_size
 from vision.sweeps.search_study import SearchStudy, TrialResult
-from vision.training.run.run_folder import changes, read_json
+from vision.training.run.run_folder import read_json
+from vision.training.run.run_settings import changes
 
 SUMMARY = "study.json"
 JOURNAL = "journal.log"

@@ -9,7 +9,8 @@ from vision.sweeps.outcome import objective_names, read_outcome
 from vision.sweeps.results import evaluations
 from vision.sweeps.search_study import TrialResult, TrialState
 from vision.training.configs import TrainConfig
-from vision.training.run.run_folder import LOWER_IS_BETTER, Run, better, flat, is_free
+from vision.training.run.run_folder import LOWER_IS_BETTER, Run, better
+from vision.training.run.run_settings import flat, is_free
 
 
 def find_directions(search: SearchConfig, configs: Sequence[TrainConfig]) -> list[Direction]:

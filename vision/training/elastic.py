@@ -46,7 +46,7 @@ class BinaryCounter(Generic[T]):
         depth = 0
         while self._sums and self._sums[-1][0] == depth:
             _, left = self._sums.pop()
-            left += term
+            left += term  # type: ignore[operator] # a protocol with __iadd__ alone
             term, depth = left, depth + 1
         self._sums.append((depth, term))
 

@@ -48,6 +48,7 @@ from vision.training.tune import freeze
 from vision.training.tune_settings import TuneAllConfig
 from vision.training.whitening import fit_whitening
 
+
 @dataclass(frozen=True)
 class StartingModel:
     """A model before its first step; that of a resumed run has yet to get its weights."""

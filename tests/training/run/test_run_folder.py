@@ -23,7 +23,8 @@ import vision.files
 from vision.cli.app import main
 from vision.config import ConfigError
 from vision.training.loop import train
-from vision.training.run.run_folder import PREEMPTED, Run, changes, run_name
+from vision.training.run.run_folder import PREEMPTED, Run
+from vision.training.run.run_settings import changes, run_name
 
 SETTINGS = ["duration=8steps", "checkpoint.every=2steps", "evaluate_every=4steps"]
 

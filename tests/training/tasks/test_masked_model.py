@@ -47,7 +47,7 @@ def test_model_of_timm_is_refused(tmp_path: Path) -> None:
     [
         (["augment=deit"], "augment.mixup=0.0"),
         (["tune=head"], "tune=all"),
-        (["flip_test=true"], "flip_test=False"),
+        (["flip_test=true"], "flip_test=false"),
         (["attention_every=1epochs"], "attention_every=null"),
         (["data.sampling=balanced"], "data.sampling=uniform"),
         (["checkpoint.best=top1"], "choose one of loss"),

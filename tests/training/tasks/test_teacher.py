@@ -16,15 +16,15 @@ from torchvision.transforms.v2 import functional as TF
 from untrained_runs import a_run
 
 from vision.checkpoints.errors import CheckpointError
+from vision.checkpoints.fingerprint import digest_weights
 from vision.checkpoints.native.checkpoint import read_checkpoint, write_checkpoint
 from vision.config import ConfigError, parse
 from vision.data.preprocess import Preprocess
-from vision.models.fingerprint import digest_weights
 from vision.training.loop import train
 from vision.training.run.distributed import World
 from vision.training.run.run_folder import PREEMPTED
 from vision.training.tasks.configs import DistillConfig
-from vision.training.tasks.teacher import Conversion, Teacher
+from vision.training.tasks.teacher import ImageConversion, Teacher
 
 WORLD = World(0, 1, torch.device("cpu"))
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
@@ -63,7 +63,7 @@ def test_teacher_from_a_file_of_timm_gives_the_logits_of_timms_model(tmp_path: P
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_images_are_converted_to_the_size_and_numbers_of_the_teacher(interpolation: str) -> None:
     wanted = Preprocess((20, 20), 3, (0.5, 0.4, 0.3), (0.1, 0.2, 0.3), interpolation, 1.0, {})  # type: ignore[arg-type]
-    convert = Conversion(student(), wanted, torch.device("cpu"), "x")
+    convert = ImageConversion(student(), wanted, torch.device("cpu"), "x")
     pixels = torch.rand(2, 3, 32, 32)
     resized = TF.resize(
         pixels, [20, 20], interpolation=TF.InterpolationMode(interpolation), antialias=True
@@ -75,16 +75,16 @@ def test_images_are_converted_to_the_size_and_numbers_of_the_teacher(interpolati
 
 def test_images_of_a_teacher_with_the_same_numbers_are_untouched_and_grey_ones_repeated() -> None:
     images = torch.randn(2, 3, 32, 32)
-    assert Conversion(student(), student(), torch.device("cpu"), "x")(images) is images
+    assert ImageConversion(student(), student(), torch.device("cpu"), "x")(images) is images
     grey = torch.rand(2, 1, 32, 32)
-    convert = Conversion(student(channels=1), student(), torch.device("cpu"), "x")
+    convert = ImageConversion(student(channels=1), student(), torch.device("cpu"), "x")
     found = convert((grey - MEAN[0]) / STD[0])
     expected = TF.normalize(grey.expand(-1, 3, -1, -1), list(MEAN), list(STD))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(
         ConfigError, match=r"1 channels, but the data has 3; choose a teacher for 3"
     ):
-        Conversion(student(), student(channels=1), torch.device("cpu"), "x")
+        ImageConversion(student(), student(channels=1), torch.device("cpu"), "x")
 
 
 def test_classes_in_another_order_are_matched_by_name(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_refusal_of_a_teacher_comes_before_any_step(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [["tune=head"], ["recipe=probe_then_finetune", "init=x"]])
 def test_distillation_of_stored_features_is_refused(tmp_path: Path, words: list[str]) -> None:
-    with pytest.raises(ConfigError, match="task=distill shows images to a teacher; use "):
+    with pytest.raises(ConfigError, match="task=distill shows every image to a teacher.* use "):
         small_config(tmp_path, "task=distill", "task.teacher=x", *words)
 
 

@@ -20,7 +20,6 @@ Whether there is a run to resume, and from where, the checkpoints decide. Withou
 `config.json` a run is resumed all the same, and both are written again.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -35,41 +34,10 @@ from vision.checkpoints.native.header import read_record
 from vision.config import ConfigError, UserError
 from vision.files import make_folder, replacing, sync_file, write_text
 from vision.training.configs import TrainConfig
+from vision.training.run.run_settings import changes, run_name
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-FREE = (
-    "name",
-    "output",
-    "device",
-    "parallel",
-    "max_batch_per_device",
-    "on_existing",
-    "allow_changes",
-    "loader.workers",
-    "loader.prefetch",
-    "loader.start_method",
-    "loader.memory",
-    "flip_test",
-    "checkpoint.keep",
-    "objective",
-    "prune",
-    "log",
-)
-"""Settings that may differ when a run is resumed: they do not change what is learned."""
-
-BEFORE = {
-    "task.kind": "classify",
-    "loss.focal_gamma": 2.0,
-    "loss.class_weights": "none",
-    "loss.effective_beta": 0.999,
-    "loss.logit_adjustment": 0.0,
-    "schedule.scale_ends": False,
-    "stop_early": None,
-    "elastic": None,
-}
-"""Settings that runs of earlier versions do not have, with the value that those runs acted by."""
 
 LOWER_IS_BETTER = ("loss", "loss_flipped")
 BY_CLASS = ("balanced_accuracy", "macro_f1")
@@ -307,50 +275,12 @@ def find_run(config: TrainConfig, label: str) -> Run:
     return Run(Path(config.output) / name)
 
 
-def run_name(settings: Mapping[str, Any], label: str) -> str:
-    """`label` and six digits of a digest of all settings that change what is learned."""
-    fixed = {k: v for k, v in flat(settings).items() if not is_free(k) and v != BEFORE.get(k, ...)}
-    digest = hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
-    return f"{label}-{digest[:6]}"
-
-
-def is_free(key: str) -> bool:
-    """Whether a setting, by its dotted name, may differ when a run is resumed; see FREE."""
-    return any(key == free or key.startswith(f"{free}.") for free in FREE)
-
-
-def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Settings that differ and change what is learned, one line each."""
-    before, after = BEFORE | flat(old), BEFORE | flat(new)
-    keys = sorted(k for k in before.keys() | after.keys() if not is_free(k))
-    return [
-        f"{key}: {_shown(before, key)} → {_shown(after, key)}"
-        for key in keys
-        if before.get(key, ...) != after.get(key, ...)
-    ]
-
-
 def better(metric: str, new: float, old: float) -> bool:
     """Whether a value of a metric is better than another one."""
     return new < old if metric in LOWER_IS_BETTER else new > old
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted names."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
 
 
 def _lines(file: Path) -> set[str]:
     """The lines of a text file; none if it does not exist."""
     text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
     return set(text.splitlines())
-
-
-def _shown(settings: Mapping[str, Any], key: str) -> str:
-    return json.dumps(settings[key]) if key in settings else "(missing)"

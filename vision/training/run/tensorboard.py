@@ -7,7 +7,7 @@ from typing import Any
 
 from vision.config import ConfigError
 from vision.training.configs import TrainConfig
-from vision.training.run.run_folder import flat
+from vision.training.run.run_settings import flat
 
 FOLDER = "tensorboard"
 

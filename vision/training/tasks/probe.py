@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vision.checkpoints.fingerprint import digest_weights
 from vision.config import ConfigError, parse
 from vision.data.batches import evaluation_batches
 from vision.data.images.mixing import Mix, soft_targets
@@ -32,7 +33,6 @@ from vision.evaluation.evaluate import evaluation_mode
 from vision.evaluation.metrics import add_batch, empty_sums, results
 from vision.files import replacing, write_all
 from vision.models.build import autocast
-from vision.models.fingerprint import digest_weights
 from vision.models.layers import Classifier, static_bias
 from vision.randomness import generator
 from vision.training.configs import PLAIN_IMAGES, TrainConfig

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.files.remote import resolve
+from vision.checkpoints.fingerprint import digest_weights
 from vision.checkpoints.open import OpenedModel, open_model
 from vision.config import ConfigError, shorten
 from vision.data.preprocess import Preprocess
 from vision.models.build import autocast
 from vision.models.configs import ModelChoice, TimmConfig
-from vision.models.fingerprint import digest_weights
 from vision.models.layers import static_bias
 from vision.training.run.distributed import World
 from vision.training.tasks.configs import DistillConfig
@@ -41,7 +41,7 @@ class Teacher:
         self.notes = opened.notes() + unnamed * (opened.class_names is None)
         """Assumptions about the teacher."""
         self.precision, self.device = config.teacher_precision, world.device
-        self.convert = Conversion(student, opened.preprocess, world.device, config.teacher)
+        self.convert = ImageConversion(student, opened.preprocess, world.device, config.teacher)
         self.identity: Mapping[str, Any] = {
             "place": config.teacher,
             "file": str(opened.path),
@@ -153,7 +153,7 @@ def matched_classes(
     )
 
 
-class Conversion:
+class ImageConversion:
     """The images of a student, normalised and mixed, as a teacher takes them.
 
     Means, deviations and channels are exchanged exactly; images are resized if the teacher has
