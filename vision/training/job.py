@@ -23,12 +23,11 @@ from vision.data.configs import DataConfig, FolderConfig
 from vision.data.order import BatchOrder
 from vision.data.preprocess import NAMES, Known, Preprocess, resolve_preprocess, usual_values
 from vision.data.sources.build_source import build_source, image_size
-from vision.data.sources.source import Source, Unlabelled
+from vision.data.sources.source import Source
 from vision.data.sources.table import read_table, with_saved_split, write_table
 from vision.models.build import build_model
 from vision.models.configs import AutoModelConfig, ModelConfig
 from vision.models.layers import Classifier, Grid
-from vision.models.reconstruction import MaskedModel
 from vision.training.configs import TrainConfig
 from vision.training.elastic import VirtualRanks
 from vision.training.optim import build_optimizer
@@ -41,9 +40,8 @@ from vision.training.schedule import Schedule, build_schedule
 from vision.training.size_report import size_line
 from vision.training.state import TrainState, start_average
 from vision.training.step import empty_sums
-from vision.training.tasks.configs import MaskedConfig
-from vision.training.tasks.masked_model import load_decoder, masked_model
 from vision.training.tasks.task import Task, TrainingData, select_task
+from vision.training.tasks.task_parts import fill_parts, seen_by_task, with_parts
 from vision.training.tune import freeze
 from vision.training.tune_settings import TuneAllConfig
 from vision.training.whitening import fit_whitening
@@ -115,9 +113,7 @@ def build_job(
     """
     _set_up_torch(config, world)
     sources = _data_config(config, run, world)
-    train, val = build_source(sources, "train"), build_source(sources, "val")
-    if isinstance(config.task, MaskedConfig):
-        train, val = Unlabelled(train), Unlabelled(val)
+    train, val = (seen_by_task(config, build_source(sources, s)) for s in ("train", "val"))
     start = _starting_model(config, run, world, init, train)
     data = TrainingData(train, val, start.preprocess)
     model = _on_device(config, start.model, world)
@@ -206,12 +202,10 @@ def _starting_model(
     if record is None and init is not None:
         opened = _opened(config, world, init, train)
         preprocess = _preprocess(config, train, opened.trained_size, opened.known)
-        if isinstance(config.task, MaskedConfig):
-            masked = _masked(config, config.task, opened.model, preprocess)
-            loaded = load_decoder(masked, opened.decoder, opened.report)
-            opened = replace(opened, model=masked, report=loaded)
+        model = with_parts(config, opened.model, preprocess)
+        opened = replace(opened, report=fill_parts(model, opened))
         return StartingModel(
-            opened.model,
+            model,
             opened.config,
             preprocess,
             checked_memory(config, opened.config, preprocess, train, world),
@@ -239,17 +233,9 @@ def _starting_model(
     )
     if record is None:
         fit_whitening(model, config, train, preprocess, world)
-    if isinstance(config.task, MaskedConfig):
-        model = _masked(config, config.task, model, preprocess)
+    model = with_parts(config, model, preprocess)
     report = None if record is None else record.load_report
     return StartingModel(model, chosen, preprocess, memory, known, report)
-
-
-def _masked(
-    config: TrainConfig, task: MaskedConfig, encoder: Classifier, preprocess: Preprocess
-) -> MaskedModel:
-    size, channels = preprocess.image_size, preprocess.channels
-    return masked_model(task, encoder, size, channels, config.seed)
 
 
 def _preprocess(

@@ -66,7 +66,7 @@ def test_a_run_says_how_unequal_its_classes_are(
     said = " ".join(capsys.readouterr().out.split())
     assert "unequal, 7 : 1" in said
     assert "loss.class_weights=balanced" in said
-    assert "balanced 50.00%" in said  # at evaluations and at the end: not the accuracy of 75 %
+    assert "balanced 50.00 %" in said  # at evaluations and at the end: not the accuracy of 75 %
     weights = ["loss.class_weights=[1,5]", "loss.logit_adjustment=0.5"]
     assert train(config(tmp_path / "chosen", unequal, *weights), "x") == 0
     said = " ".join(capsys.readouterr().out.split())

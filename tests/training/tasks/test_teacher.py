@@ -132,7 +132,7 @@ def test_refusal_of_a_teacher_comes_before_any_step(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [["tune=head"], ["recipe=probe_then_finetune", "init=x"]])
 def test_distillation_of_stored_features_is_refused(tmp_path: Path, words: list[str]) -> None:
-    with pytest.raises(ConfigError, match="task=distill shows every image to a teacher.* use "):
+    with pytest.raises(ConfigError, match=r"task=distill shows every image to a teacher.* use "):
         small_config(tmp_path, "task=distill", "task.teacher=x", *words)
 
 
