@@ -37,6 +37,7 @@ from vision.training.run.run_folder import Run
 from vision.training.run.stop import StopRequest
 from vision.training.state import TrainState, start_average
 from vision.training.step import empty_sums, forward_backward, update
+from vision.training.tasks.class_balance import ClassBalance
 from vision.training.tasks.classification import loss_and_sums
 from vision.training.tasks.probe import Features
 from vision.training.tasks.task import TrainingData, select_task
@@ -88,7 +89,7 @@ def batch(count: int) -> Batch:
     """Images in pinned memory, as far as this machine has such a thing."""
     numbers = torch.arange(count)
     images = torch.zeros(count, 3, 32, 32, dtype=torch.uint8)
-    return Batch(images, numbers % 4, numbers, epoch=0, failures=())
+    return Batch(images, numbers % 4, numbers, torch.zeros_like(numbers), epoch=0, failures=())
 
 
 def take_step(task: Any, state: TrainState, config: TrainConfig, parts: list[Any]) -> None:
@@ -197,7 +198,7 @@ def test_forward_pass_on_a_fake_cuda_device_computes_in_the_types_of_autocast(
         images = torch.zeros(2, 3, 32, 32)
         logits = model(images)
         targets = soft_targets(torch.zeros(2, dtype=torch.int64), 4, Mix(0.5), 0.1)
-        loss, sums = loss_and_sums(logits, targets, config.loss)
+        loss, sums = loss_and_sums(logits, targets, config.loss, ClassBalance())
     assert logits.device.type == "cuda" and logits.dtype == dtype
     assert loss.dtype == sums.dtype == torch.float32 and sums.device.type == "cuda"
     assert norms <= {torch.float32}  # as autocast computes them on CUDA

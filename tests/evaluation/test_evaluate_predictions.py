@@ -112,7 +112,9 @@ def test_speed_leaves_out_the_first_batch_and_counts_images() -> None:
 
 def a_source(*classes: str) -> Source:
     """A source with an image of each class."""
-    return SimpleNamespace(classes=classes, labels=np.arange(len(classes)))  # type: ignore[return-value]
+    return SimpleNamespace(  # type: ignore[return-value]
+        classes=classes, labels=np.arange(len(classes)), multi_label=False
+    )
 
 
 def test_classes_in_the_same_order_need_no_note() -> None:

@@ -28,6 +28,7 @@ BASE = {
     "prepare": ("data.root=photos", "output=new"),
     "compare": ("runs=[run]",),
     "average": ("runs=[run]", "output=new.safetensors"),
+    "serve": ("checkpoint=run",),
 }
 """Every command with words that are right."""
 

@@ -207,8 +207,8 @@ def test_latex_escapes_names_and_has_as_many_cells_in_every_row(tmp_path: Path) 
     assert r"learning\_rate & top1 (\%) & n & time & parameters \\" in text
     assert r"0.001 & 60.00 $\pm$ 14.14 & 2 & 1 min 0 s & 1,234 \\" in text
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]
-    assert {row.count("&") for row in rows} == {4}
-    assert r"\begin{tabular}{lrrrr}" in text
+    assert {row.count("&") for row in rows} == {5}
+    assert r"\begin{tabular}{llrrrr}" in text
 
 
 def test_half_a_line_at_the_end_is_no_damage_but_one_in_the_middle_is(tmp_path: Path) -> None:

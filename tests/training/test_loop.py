@@ -34,6 +34,7 @@ from vision.evaluation.evaluated_model import own_data
 from vision.models.build import build_model
 from vision.training.configs import TrainConfig
 from vision.training.loop import train
+from vision.training.run import step_memory
 from vision.training.step import NonFiniteError
 from vision.training.tasks import classification
 
@@ -223,6 +224,8 @@ def test_train_out_of_memory_names_peak_micro_batch_and_the_setting_to_try(
         train(small_config(tmp_path / "eight"), "x")
     with pytest.raises(UserError, match=r"at 1 images.*model\.checkpoint_activations=true"):
         train(small_config(tmp_path / "one", "max_batch_per_device=1"), "x")
+    # Where the memory is unknown, sizes are tried.
+    monkeypatch.setattr(step_memory, "device_memory", lambda device: None)
     with pytest.raises(UserError, match=r"single image per device.*checkpoint_activations"):
         train(small_config(tmp_path / "auto", "max_batch_per_device=auto"), "x")
 
@@ -243,6 +246,7 @@ def test_train_max_batch_auto_finds_and_stores_what_fits_and_learns_the_same(
         return original(logits, *others)
 
     words = ["duration=4steps", "max_batch_per_device=auto", "checkpoint.every=1steps"]
+    monkeypatch.setattr(step_memory, "device_memory", lambda device: None)  # so sizes are tried
     monkeypatch.setattr(classification, "training_loss", only_two_fit)
     with pytest.raises(KeyboardInterrupt):
         train(small_config(tmp_path / "auto", *words), "x")

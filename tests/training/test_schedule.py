@@ -89,7 +89,8 @@ def timm_rates(scheduler: Any, steps: int) -> list[float]:
 def test_length_in_any_unit_becomes_the_nearest_number_of_steps(text: str, steps: int) -> None:
     planned = plan(duration=text, evaluate_every=text, checkpoint__every=text, log__every=text)
     assert planned.decay == planned.total == steps
-    assert planned.evaluate_every == planned.checkpoint_every == planned.log_every == steps
+    assert planned.evaluate_every == planned.checkpoint_every == steps
+    assert planned.log_every == min(steps, planned.steps_per_epoch)  # a loss in every epoch
 
 
 @pytest.mark.parametrize("tail", ["drop", "pad"])

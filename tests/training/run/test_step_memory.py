@@ -107,7 +107,7 @@ def test_run_far_above_the_memory_is_refused_before_any_work_with_what_fits(
 ) -> None:
     estimate = memory_of(small_config(tmp_path))
     memory(estimate.peak(2) / 0.85)
-    large = ["batch_size=32", "duration=2steps"]
+    large = ["batch_size=32", "duration=2steps", "max_batch_per_device=null"]
     assert main(["train", *words(tmp_path, *large)]) == 2
     (message,) = capsys.readouterr().err.splitlines()
     assert "KiB at 32 images per device" in message and "max_batch_per_device=2:" in message
@@ -121,7 +121,8 @@ def test_run_that_may_not_fit_is_warned_about(
     tmp_path: Path, memory: Callable[[float], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     memory(memory_of(small_config(tmp_path)).peak(8) / 1.2)
-    assert train(small_config(tmp_path, "duration=2steps"), "x") == 0
+    whole = small_config(tmp_path, "duration=2steps", "max_batch_per_device=null")
+    assert train(whole, "x") == 0
     output = capsys.readouterr().out
     assert "may not fit. Try max_batch_per_device=" in output
 

@@ -95,6 +95,8 @@ class StepMemory:
         """The larger peak of a backward pass and an update, beside a teacher; infinite if it is far
         above what the device has.
         """
+        if isinstance(self._model_config, TimmConfig):
+            images = max(images, 2)  # batch norms refuse a single value per channel
         if images not in self._peaks and self._update < math.inf:
             backward = self._counted(lambda: self._peak_of_backward(images))
             self._peaks[images] = max(self._update, backward)
@@ -115,7 +117,8 @@ class StepMemory:
         if elastic is not None:
             limit = self.config.batch_size // elastic
         images = 1 if limit == "auto" else min(self.share, limit or self.share)
-        if self.available is not None and self.peak(images) > REFUSED * self.available:
+        peak = self.peak(images)  # which may find that the memory cannot be estimated
+        if self.available is not None and peak > REFUSED * self.available:
             raise ConfigError(f"{self._figure(images)}. {self._remedy(images)}")
 
     def warning(self, images: int) -> str:
