@@ -98,7 +98,7 @@ def _info(config: InfoConfig) -> int:
     memory: dict[int, int] = {}
     if config.world is not None:
         from vision.cli.composition import compose
-        from vision.training.run.rank_memory import memory_per_rank, rank_table
+        from vision.training.run.memory import memory_per_rank, rank_table
 
         values, _ = compose("train", ["precision=bf16", f"parallel={config.parallel}"])
         training = parse(TrainConfig, values)

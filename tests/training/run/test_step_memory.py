@@ -17,7 +17,7 @@ from vision.training.loop import train
 from vision.training.run import step_memory
 from vision.training.run.distributed import World
 from vision.training.run.run_folder import Run
-from vision.training.run.step_memory import StepMemory
+from vision.training.run.step_memory import StepMemory, control_group_limit, device_memory
 from vision.training.run.stop import StopRequest
 from vision.training.step import forward_backward, update
 
@@ -154,3 +154,46 @@ def test_weights_of_a_teacher_are_part_of_the_estimate(tmp_path: Path) -> None:
         model: Any = config.model
         peaks.append(StepMemory(config, model, (16, 16), 3, 8, ALONE).peak(8))
     assert peaks[1] - peaks[0] == sum(p.nbytes for p in teacher.parameters())
+
+
+def write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "expected"),
+    [
+        ("0::/job/step\n", {"job/step/memory.max": "max", "job/memory.max": "5000"}, 5000),
+        ("0::/job/step\n", {"job/step/memory.max": "70", "job/memory.max": "5000"}, 70),
+        ("0::/not/visible\n", {"memory.max": "900"}, 900),
+        ("0::/\n", {}, None),
+        (
+            "9:cpu,cpuacct:/a\n4:memory:/slurm/job\n0::/\n",
+            {
+                "memory/slurm/job/memory.limit_in_bytes": "800",
+                "memory/memory.limit_in_bytes": "9223372036854771712",
+                "a/memory.limit_in_bytes": "1",
+            },
+            800,
+        ),
+        ("", {"memory.max": "1"}, None),
+    ],
+    ids=["above", "own", "host's path", "none", "version 1", "no groups"],
+)
+def test_smallest_limit_of_a_group_and_those_above_it_counts(
+    tmp_path: Path, groups: str, limits: dict[str, str], expected: int | None
+) -> None:
+    write(tmp_path / "cgroup", groups)
+    for name, limit in limits.items():
+        write(tmp_path / "fs" / name, f"{limit}\n")
+    assert control_group_limit(tmp_path / "cgroup", tmp_path / "fs") == expected
+
+
+def test_memory_of_a_cpu_is_limited_and_shared_by_its_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step_memory, "control_group_limit", lambda *paths: 4096)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert device_memory(torch.device("cpu")) == 1024
+    assert device_memory(torch.device("meta")) is None
