@@ -164,11 +164,3 @@ class VirtualRanks(nn.Module):
                 dist.broadcast(flat, src=0)
             for buffer, value in zip(alike, flat.split([b.numel() for b in alike]), strict=True):
                 buffer.copy_(value.view(buffer.shape))
-
-
-def collect(module: nn.Module, sums: Tensor) -> Tensor:
-    """Called after the backward pass of each part of a step; returns the sums of the part that this
-    process adds to its own. Gradients of virtual ranks are summed here; other modules leave that to
-    autograd and DDP.
-    """
-    return module.collect(sums) if isinstance(module, VirtualRanks) else sums

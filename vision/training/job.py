@@ -37,14 +37,22 @@ from vision.training.run.run_folder import Run, writing
 from vision.training.run.step_memory import StepMemory, checked_memory
 from vision.training.run.stop import StopRequest
 from vision.training.schedule import Schedule, build_schedule
-from vision.training.size_report import size_line
 from vision.training.state import TrainState, start_average
 from vision.training.step import empty_sums
-from vision.training.tasks.task import Task, TrainingData, select_task
-from vision.training.tasks.task_parts import fill_parts, seen_by_task, with_parts
+from vision.training.tasks.task import (
+    Task,
+    TrainingData,
+    fill_parts,
+    seen_by_task,
+    select_task,
+    with_parts,
+)
 from vision.training.tune import freeze
 from vision.training.tune_settings import TuneAllConfig
 from vision.training.whitening import fit_whitening
+
+LARGE, SMALLER = 384, 224
+"""Sides of images: above the first, the cost of a size that the weights decide is said."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,11 @@ class TrainingJob:
     def micro_batch(self) -> int:
         """Samples in one forward pass on one device."""
         return self.order.batch_size // self.order.ranks // self.order.accumulation
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether the run ends with this step, as `stop_early` says."""
+        return self.state.stops_early(self.config.stop_early, self.schedule.evaluate_every)
 
     def set_status(
         self, status: Literal["running", "finished", "pruned", "preempted", "failed"], **more: Any
@@ -211,7 +224,7 @@ def _starting_model(
             checked_memory(config, opened.config, preprocess, train, world),
             opened.known,
             opened.report.as_dict(),
-            (*opened.report.lines(), *size_line(opened, config.data.image_size == "auto")),
+            (*opened.report.lines(), *_size_line(opened, config.data.image_size == "auto")),
         )
     known: Known = ()
     if record is not None:
@@ -231,11 +244,30 @@ def _starting_model(
         classes=len(train.classes),
         seed=config.seed,
     )
-    if record is None:
+    if record is None and getattr(chosen, "stem", None) == "conv_whitened":
         fit_whitening(model, config, train, preprocess, world)
     model = with_parts(config, model, preprocess)
     report = None if record is None else record.load_report
     return StartingModel(model, chosen, preprocess, memory, known, report)
+
+
+def _size_line(opened: OpenedModel, chosen: bool) -> list[str]:
+    """A line of the report where the weights were trained on images of another size, or where their
+    size is `chosen` for the run and large.
+    """
+    if opened.trained_size == opened.image_size:
+        height, width = opened.image_size
+        if not chosen or max(height, width) <= LARGE:
+            return []
+        more = height * width / SMALLER**2
+        return [
+            f"size      {height} × {width} as the weights were trained: {more:.1f} × the pixels of "
+            f"{SMALLER} × {SMALLER}, and about as much time and memory; data.image_size={SMALLER} "
+            "is the smaller choice"
+        ]
+    sizes = (opened.trained_size, opened.image_size)
+    before, after = (f"{height} × {width}" for height, width in sizes)
+    return [f"size      trained on {before} pixels; this run has {after} (data.image_size)"]
 
 
 def _preprocess(

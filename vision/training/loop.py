@@ -18,7 +18,6 @@ from vision.checkpoints.native.checkpoint_folder import (
 from vision.files import make_folder
 from vision.terminal import elapsed
 from vision.training.configs import TrainConfig
-from vision.training.early_stop import note_improvement, reason_to_end, stops_early
 from vision.training.job import TrainingJob, build_job
 from vision.training.optim import set_learning_rate
 from vision.training.run.distributed import World, world
@@ -65,7 +64,8 @@ def _train(
         if decision == "finished":
             reporter.say(f"The run {run.folder} is finished already; see its status.json.")
             return 0
-        check_board(config)
+        if config.log.tensorboard:
+            check_board()
         init = config.init
         if config.probe_first is not None and not latest(run.checkpoints):
             probe = probe_config(config, run.folder)
@@ -154,7 +154,7 @@ def _loop(job: TrainingJob, stop: StopRequest, reporter: Reporter) -> int:
         job.order, state.step * config.batch_size, schedule.total * config.batch_size
     )
     clock = time.perf_counter()
-    while state.step < schedule.total and not stopping and not stops_early(job):
+    while state.step < schedule.total and not stopping and not job.stops_early:
         if state.evaluated == state.step and _is_worse_than_bound(job):
             job.set_status("pruned", best=state.best)
             reporter.say(f"Pruned after step {state.step}: earlier trials were better by then.")
@@ -196,6 +196,16 @@ def _is_worse_than_bound(job: TrainingJob) -> bool:
         return False
     bound = job.config.prune.bound_at(job.state.step / job.schedule.total)
     return bound is not None and better(job.config.checkpoint.best, bound, job.state.best)
+
+
+def reason_to_end(job: TrainingJob) -> str:
+    """Why a run ended before its last step; empty if it did not."""
+    settings = job.config.stop_early
+    if settings is None or job.state.step == job.schedule.total:
+        return ""
+    gain = f" by more than {settings.min_delta:g}" if settings.min_delta else ""
+    number = f"{settings.patience} evaluation{'s' if settings.patience > 1 else ''}"
+    return f"{job.config.checkpoint.best} did not improve{gain} in {number} (stop_early)"
 
 
 def _nonfinite(job: TrainingJob, parts: Sequence[Any], reporter: Reporter) -> None:
@@ -244,7 +254,7 @@ def _evaluate(job: TrainingJob, reporter: Reporter) -> bool:
     state.evaluated = state.step
     if state.best is None or better(metric, numbers[metric], state.best):
         state.best, state.best_step = numbers[metric], state.step
-    note_improvement(job, numbers[metric])
+    state.note_improvement(numbers[metric], job.config)
     return True
 
 
@@ -300,7 +310,7 @@ def _save_if_due(job: TrainingJob, stopping: bool) -> float:
     state, schedule = job.state, job.schedule
     improved = state.best_step == state.step
     due = schedule.due(state.step, schedule.checkpoint_every)
-    if not (stopping or improved or due or stops_early(job)):
+    if not (stopping or improved or due or job.stops_early):
         return 0.0
     tensors, record = gather(state, job.world.sum(state.sums.clone()))
     if job.world.main:

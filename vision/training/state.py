@@ -20,7 +20,9 @@ from vision.checkpoints.native.optimizer import (
 )
 from vision.config import ConfigError
 from vision.models.layers import Classifier
+from vision.training.configs import StopEarlyConfig, TrainConfig
 from vision.training.run.distributed import gathered, sharded_like
+from vision.training.run.run_folder import LOWER_IS_BETTER, better
 
 SETTINGS = ("weight_decay", "betas", "eps", "momentum", "lr_scale")
 """Settings of an optimiser's groups that the config decides, beside the learning rate."""
@@ -54,6 +56,30 @@ class TrainState:
     def seconds(self) -> float:
         """Duration of the run so far, without the time that was lost when it was killed."""
         return time.perf_counter() - self.started
+
+    def note_improvement(self, value: float, config: TrainConfig) -> None:
+        """Note the value of an evaluation if it is better than the last improvement by more than
+        `stop_early.min_delta`.
+        """
+        metric, settings = config.checkpoint.best, config.stop_early
+        if self.improvement is not None:
+            delta = 0.0 if settings is None else settings.min_delta
+            last = self.improvement[0]
+            wanted = last - delta if metric in LOWER_IS_BETTER else last + delta
+            if not better(metric, value, wanted):
+                return
+        self.improvement = (value, self.step)
+
+    def stops_early(self, settings: StopEarlyConfig | None, evaluate_every: int) -> bool:
+        """Whether the evaluation of this step is the last of `stop_early.patience` in a row without
+        an improvement.
+
+        Decided by what checkpoints store: a run that is killed and resumed ends at the same step.
+        """
+        if settings is None or self.improvement is None or self.evaluated < self.step:
+            return False
+        waited = self.evaluated // evaluate_every - self.improvement[1] // evaluate_every
+        return waited >= settings.patience
 
 
 def gather(state: TrainState, sums: Tensor) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from vision.config import UserError
 from vision.randomness import step_seed
 from vision.training.configs import TrainConfig
-from vision.training.elastic import collect
+from vision.training.elastic import VirtualRanks
 from vision.training.run.distributed import last_part_only
 from vision.training.state import TrainState, decay_at, update_average
 from vision.training.tasks.task import B, Task
@@ -46,7 +46,8 @@ def forward_backward(
             loss, part_sums = _loss(task, module, batch, step, number)
             finite.append(_copy_to_host(loss.detach().isfinite()))
             scaler.scale(loss / averaged).backward()
-        sums += collect(module, part_sums)
+        # Gradients of virtual ranks are summed here; other modules leave that to autograd and DDP.
+        sums += module.collect(part_sums) if isinstance(module, VirtualRanks) else part_sums
     return sums, all(arrived() for arrived in finite)
 
 

@@ -20,10 +20,9 @@ WHITENED = 2000
 def fit_whitening(
     model: Classifier, config: TrainConfig, train: Source, preprocess: Preprocess, world: World
 ) -> None:
-    """Fit the whitening of a stem that has one to some training images, alike in all processes."""
-    stem = getattr(model, "patch_embed", None)
-    if not isinstance(stem, ConvStem) or stem.whitening is None:
-        return
+    """Fit the whitening of a model's stem to some training images, alike in all processes."""
+    stem = model.get_submodule("patch_embed")
+    assert isinstance(stem, ConvStem) and stem.whitening is not None
     drawn = generator(config.seed, "whitening").permutation(len(train))[:WHITENED]
     requests = [
         BatchRequest(0, part, np.zeros_like(part))

@@ -20,8 +20,7 @@ from vision.files import sync_file, sync_folder
 from vision.terminal import percent, plain
 from vision.training.configs import TrainConfig
 from vision.training.run.run_folder import BY_CLASS, writing
-from vision.training.run.story import write_readme
-from vision.training.run.summary import left_out, summary, warnings
+from vision.training.run.story import left_out, summary, warnings, write_readme
 from vision.training.run.tensorboard import add_settings, open_board
 
 if TYPE_CHECKING:

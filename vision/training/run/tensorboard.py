@@ -12,9 +12,9 @@ from vision.training.run.run_settings import flat
 FOLDER = "tensorboard"
 
 
-def check_board(config: TrainConfig) -> None:
+def check_board() -> None:
     """Refuse a run that asks for TensorBoard where the package is not installed."""
-    if config.log.tensorboard and find_spec("tensorboard") is None:
+    if find_spec("tensorboard") is None:
         raise ConfigError(
             "log.tensorboard=true needs the package: pip install 'vit-swin[tensorboard]'."
         )

@@ -13,13 +13,16 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 from PIL.Image import Image
 from torch import Tensor, nn
 
+from vision.checkpoints.load_report import LoadReport
+from vision.checkpoints.open import OpenedModel
 from vision.config import ConfigError
 from vision.data.batches import Batch, Loader, build_loader
 from vision.data.configs import AugmentConfig
 from vision.data.order import BatchOrder, check_sampling, evaluation_requests
 from vision.data.preprocess import Preprocess
-from vision.data.sources.source import Source
+from vision.data.sources.source import Source, Unlabelled
 from vision.models.layers import Classifier
+from vision.models.reconstruction import MaskedModel
 from vision.training.configs import TrainConfig
 from vision.training.elastic_settings import virtual_ranks_of_each
 from vision.training.run.distributed import World
@@ -32,6 +35,7 @@ from vision.training.tasks.configs import (
     MaskedConfig,
     MultiLabelConfig,
 )
+from vision.training.tasks.masked_model import load_decoder, masked_model
 from vision.training.tune_settings import TuneHeadConfig
 
 
@@ -234,3 +238,23 @@ def check_labels(config: TrainConfig, train: Source) -> None:
             "labels each; use task=multi_label."
         )
     check_sampling(train.labels, config.data.sampling)
+
+
+def seen_by_task(config: TrainConfig, source: Source) -> Source:
+    """The images as the task sees them: without labels where it needs none."""
+    return Unlabelled(source) if isinstance(config.task, MaskedConfig) else source
+
+
+def with_parts(config: TrainConfig, model: Classifier, preprocess: Preprocess) -> Classifier:
+    """The model that the task trains: the given one, or one with further parts around it."""
+    if not isinstance(config.task, MaskedConfig):
+        return model
+    size, channels = preprocess.image_size, preprocess.channels
+    return masked_model(config.task, model, size, channels, config.seed)
+
+
+def fill_parts(model: Classifier, opened: OpenedModel) -> LoadReport:
+    """Put weights that a checkpoint has for these parts into them; the report names both."""
+    if not isinstance(model, MaskedModel):
+        return opened.report
+    return load_decoder(model, opened.decoder, opened.report)
