@@ -8,8 +8,7 @@ from torchvision.transforms import v2
 from vision.config import ConfigError
 from vision.data.images.decode import open_image
 from vision.data.preprocess import Preprocess, evaluation_pixels
-from vision.evaluation.evaluate import preprocess_for_views, views
-from vision.models.probabilities import average
+from vision.evaluation.evaluate import average, preprocess_for_views, views
 
 NUMBER_OF_VIEWS = {"none": 1, "flip": 2, "five_crop": 5, "ten_crop": 10}
 

@@ -21,8 +21,7 @@ from vision.checkpoints.native.checkpoint import read_checkpoint, write_checkpoi
 from vision.cli.app import main
 from vision.config import ConfigError
 from vision.data.images.decode import UnreadableImageError
-from vision.inference.image_files import find_images
-from vision.inference.predict import Prediction
+from vision.inference.predict import Prediction, find_images
 from vision.inference.predicted_files import PredictedFile, write_csv
 
 

@@ -6,7 +6,7 @@ image, perhaps averaged over several views (test-time augmentation).
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -20,8 +20,7 @@ from vision.data.preprocess import Preprocess, normalizer
 from vision.evaluation.configs import Augmentation
 from vision.evaluation.metrics import add_batch, empty_sums, results, with_flips
 from vision.models.build import Precision, autocast
-from vision.models.layers import Classifier, evaluating, static_bias
-from vision.models.probabilities import Activation, average
+from vision.models.layers import Activation, Classifier, evaluating, static_bias
 
 Reduce = Callable[[Tensor], Tensor]
 """Sums a tensor over all processes."""
@@ -213,6 +212,17 @@ def views(images: Tensor, size: tuple[int, int], augmentation: Augmentation) -> 
     found = _crops(images, size) if augmentation in ("five_crop", "ten_crop") else [images]
     mirrored = [view.flip(-1) for view in found] if augmentation in ("flip", "ten_crop") else []
     return [*found, *mirrored]
+
+
+def average(logits: Sequence[Tensor], activation: Activation) -> Tensor:
+    """Logits of the mean probabilities of several views; those of a single view unchanged."""
+    if len(logits) == 1:
+        return logits[0].float()
+    seen = torch.stack([view.float() for view in logits])
+    if activation == "softmax":
+        return seen.log_softmax(-1).logsumexp(0) - math.log(len(logits))
+    present, absent = (torch.nn.functional.logsigmoid(v).logsumexp(0) for v in (seen, -seen))
+    return present - absent
 
 
 def _crops(images: Tensor, size: tuple[int, int]) -> list[Tensor]:

@@ -23,10 +23,8 @@ from vision.config import ConfigError, UserError
 from vision.data.sources.shapes import Shapes
 from vision.inference.configs import ExportConfig
 from vision.inference.export_readme import readme
-from vision.inference.image_files import beside_checkpoint
-from vision.inference.predict import Loaded
-from vision.models.layers import static_bias
-from vision.models.probabilities import probabilities
+from vision.inference.predict import Loaded, beside_checkpoint
+from vision.models.layers import probabilities, static_bias
 from vision.terminal import tracked
 
 if TYPE_CHECKING:

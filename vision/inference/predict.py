@@ -1,9 +1,11 @@
-"""Predictions for images in Python: `vision.load`."""
+"""Predictions for images in Python: `vision.load`; and the image files that a command is given."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from glob import glob, has_magic
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TextIO, overload
 
 import numpy as np
 import torch
@@ -15,19 +17,23 @@ from torch import Tensor
 from vision.checkpoints.configs import WhichWeights
 from vision.checkpoints.load_report import LoadReport
 from vision.checkpoints.open import OpenedModel, open_model
-from vision.config import Size
+from vision.config import ConfigError, Size
 from vision.data.images.decode import Pixels, UnreadableImageError
 from vision.data.preprocess import Preprocess, input_batch, input_pixels
-from vision.files import read_file
+from vision.data.sources.folder import SUFFIXES
+from vision.evaluation.configs import HUBS
+from vision.files import files_below, read_file
 from vision.models.configs import ModelChoice
-from vision.models.layers import Classifier, static_bias
-from vision.models.probabilities import probabilities
+from vision.models.layers import Classifier, probabilities, static_bias
 
 ImageInput = str | Path | bytes | Image.Image | NDArray[np.uint8] | Tensor
 """The name or the content of a file, a Pillow image, a uint8 array (height, width, channels) or a
 uint8 tensor (channels, height, width).
 """
 ImageInputs = list[ImageInput] | tuple[ImageInput, ...]
+
+ATTENTION = "_attention"
+"""Suffix of the names of attention figures."""
 
 
 @dataclass(frozen=True)
@@ -190,3 +196,42 @@ def load(
     )
     names = opened.names or tuple(f"class {number}" for number in range(opened.classes))
     return Loaded(opened, opened.preprocess, names)
+
+
+def beside_checkpoint(place: str, file: Path) -> Path:
+    """The run's folder, or that of the file; the current folder for a hub name."""
+    if place.startswith(HUBS):
+        return Path()
+    return file.parent.parent if file.parent.name == "checkpoints" else file.parent
+
+
+def find_images(places: Sequence[str], listed: TextIO | None = None) -> list[Path]:
+    """Expand files, folders, patterns and a list of names (-) to image files.
+
+    Every file occurs once, in the order of the places and within a folder by name.
+    """
+    if not places:
+        raise ConfigError("images: none given. Example: images=photo.jpg or images=photos/")
+    found: dict[Path, None] = {}
+    for place in places:
+        if place == "-":
+            lines = (line.strip() for line in (listed or sys.stdin))
+            found.update(dict.fromkeys(Path(line) for line in lines if line))
+            continue
+        path = Path(place).expanduser()
+        if path.is_dir():
+            files = [f for f in files_below(path) if _is_image(f)]
+        elif not path.exists() and has_magic(place):
+            matches = sorted(glob(place, recursive=True))  # noqa: PTH207 (absolute patterns too)
+            files = [f for f in map(Path, matches) if not f.is_dir()]
+        else:
+            files = [path]
+        if not files:
+            raise ConfigError(f"images: there is no image in '{place}'.")
+        found.update(dict.fromkeys(files))
+    return list(found)
+
+
+def _is_image(file: Path) -> bool:
+    """By its suffix; figures that `attention=true` has written do not count."""
+    return file.suffix.lower() in SUFFIXES and not file.stem.endswith(ATTENTION)

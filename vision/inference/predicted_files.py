@@ -15,8 +15,7 @@ import torch
 
 from vision.config import ConfigError
 from vision.inference.configs import PredictConfig
-from vision.inference.image_files import ATTENTION, find_images
-from vision.inference.predict import Loaded, Prediction
+from vision.inference.predict import ATTENTION, Loaded, Prediction, find_images
 from vision.models.layers import static_bias
 from vision.terminal import percent, plain, print_wide, tracked
 

@@ -23,7 +23,7 @@ from vision.inspection.capture.captured import Captured, CaptureError
 from vision.inspection.methods.attribution import Maps, attribute, methods_of
 from vision.inspection.methods.rollout import Query
 from vision.inspection.methods.spec import METHODS, MethodChoice, parse_method
-from vision.models.probabilities import probabilities
+from vision.models.layers import probabilities
 
 Numbers = NDArray[np.floating[Any]]
 Interpolation = Literal["bilinear", "nearest"]

@@ -3,17 +3,24 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vision.models.probabilities import Activation
-
 Grid = tuple[int, int]
 """Rows and columns of a token grid, or height and width of an image."""
+
+Activation = Literal["softmax", "sigmoid"]
+"""From logits to probabilities. softmax: an image has one of the classes; sigmoid: any number of
+them (multi-label)."""
+
+
+def probabilities(logits: Tensor, activation: Activation) -> Tensor:
+    """Probabilities of logits (…, classes)."""
+    return logits.softmax(-1) if activation == "softmax" else logits.sigmoid()
 
 
 class Classifier(nn.Module):
@@ -21,7 +28,7 @@ class Classifier(nn.Module):
 
     head: nn.Module
     activation: Activation = "softmax"
-    """From logits to probabilities: sigmoid for a model that was trained on several labels."""
+    """sigmoid for a model that was trained on several labels."""
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Images (b channels height width) → features (b …), the input of `forward_head`."""

@@ -11,8 +11,7 @@ import torch
 from vision.config import ConfigError
 from vision.data.images.decode import UnreadableImageError
 from vision.files import write_text
-from vision.inference.image_files import beside_checkpoint, find_images
-from vision.inference.predict import Loaded
+from vision.inference.predict import Loaded, beside_checkpoint, find_images
 from vision.inference.visualize.configs import VisualizeConfig, inches
 from vision.inference.visualize.draw import View, VisualizedModel, draw_figure, draw_page
 from vision.inference.visualize.images import Item, items_of_data, items_of_files, mask_file, some

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vision.inspection.capture.token_layout import Layout, Place
-from vision.models.layers import Grid
-from vision.models.probabilities import Activation
+from vision.models.layers import Activation, Grid
 
 Fusion = Literal["mean", "max", "min"]
 """The reduction of the heads of a layer to one."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchvision.transforms.v2.functional import gaussian_blur  # type: ignore[import-untyped]
 
-from vision.models.probabilities import Activation, probabilities
+from vision.models.layers import Activation, probabilities
 
 Map = NDArray[np.floating[Any]]
 Predict = Callable[[Tensor], Tensor]

@@ -18,7 +18,7 @@ from vision.data.sources.folder import list_classes
 from vision.data.tools.contact_sheet import contact_sheet
 from vision.evaluation.evaluate import evaluate, evaluation_mode
 from vision.models.build import autocast
-from vision.models.probabilities import Activation
+from vision.models.layers import Activation
 from vision.training.tasks.class_balance import ClassBalance, class_balance
 from vision.training.tasks.configs import LossConfig
 from vision.training.tasks.task import Task
