@@ -9,10 +9,10 @@ from small_runs import assert_same_bits, last_tensors, metrics, small_config, st
 
 from vision.config import ConfigError
 from vision.sweeps.outcome import read_outcome
-from vision.training import loop
 from vision.training.configs import TrainConfig
 from vision.training.loop import train
 from vision.training.run.run_folder import Run
+from vision.training.state import TrainState
 
 PLATEAU = [
     "optimizer.learning_rate=1e-7",  # nothing improves for long
@@ -102,7 +102,7 @@ def test_a_run_killed_before_it_is_finished_ends_at_once(
 ) -> None:
     config = stopping(tmp_path, 2, 0.5)
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "reason_to_end", lambda job: 1 / 0)
+        patch.setattr(TrainState, "reason_to_end", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             train(config, "x")
     before = last_tensors(tmp_path)

@@ -1,4 +1,4 @@
-"""Checks before Hydra makes a folder or starts a job: settings are parsed, runs are decided on."""
+"""Checks of a run and of a sweep before Hydra makes a folder: settings are parsed, runs decided on."""
 
 import atexit
 import os
@@ -15,10 +15,9 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from vision.cli.commands import Choices, Command
-from vision.cli.composition import Composer, Jobs, checked, expand, plain
+from vision.cli.composition import Composer, Jobs, check_settings, checked, expand, plain
 from vision.cli.naming import run_label
-from vision.config import ConfigError, outputs
-from vision.files import unwritable
+from vision.config import ConfigError
 from vision.sweeps.cluster import cluster_settings
 from vision.sweeps.points import point_folder
 from vision.training.configs import TrainConfig
@@ -47,19 +46,6 @@ def check_run(command: Command, composed: DictConfig) -> dict[str, Any]:
         return {**place, "hydra.output_subdir": None, "hydra.job_logging.root": None}
     refuse_if_locked(run)
     return place
-
-
-def check_settings(command: Command, composed: DictConfig) -> Any:
-    """Parse the settings of a job; also refused if a file or folder cannot be written as asked."""
-    config = checked(command, *plain(composed))
-    mistakes = [
-        f"{setting}: {path} cannot be written: {reason}"
-        for setting, path, output in outputs(config)
-        if (reason := unwritable(path, output.folder))
-    ]
-    if mistakes:
-        raise ConfigError("\n".join(mistakes))
-    return config
 
 
 def check_sweep(

@@ -30,7 +30,8 @@ from vision.cli.commands import Choices, Command
 from vision.cli.help import shown
 from vision.cli.listing import CONFIGS, unknown_choice
 from vision.cli.synonyms import remedy
-from vision.config import ConfigError, abridged, parse, suggest
+from vision.config import ConfigError, abridged, outputs, parse, suggest
+from vision.files import unwritable
 
 
 def compose(
@@ -325,3 +326,16 @@ def compose_jobs(
 def checked(command: Command, values: Mapping[str, Any], chosen: Choices) -> Any:
     """The config of a command; names of settings in other tools are answered with ours."""
     return parse(command.config, values, partial(remedy, command.config, chosen))
+
+
+def check_settings(command: Command, composed: DictConfig) -> Any:
+    """Parse the settings of a job; also refused if a file or folder cannot be written as asked."""
+    config = checked(command, *plain(composed))
+    mistakes = [
+        f"{setting}: {path} cannot be written: {reason}"
+        for setting, path, output in outputs(config)
+        if (reason := unwritable(path, output.folder))
+    ]
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    return config

@@ -182,7 +182,7 @@ def _loop(job: TrainingJob, stop: StopRequest, reporter: Reporter) -> int:
         seconds = _save_if_due(job, stopping)
     if stopping:  # also after the last step: its evaluation is missing
         return _preempted(job, stop, seconds, reporter)
-    reason = reason_to_end(job)
+    reason = state.reason_to_end(config, schedule.total)
     job.set_status("finished", best=state.best, **({"reason": reason} if reason else {}))
     if reason:
         reporter.say(f"Stopped early after step {state.step} of {schedule.total}: {reason}.")
@@ -196,16 +196,6 @@ def _is_worse_than_bound(job: TrainingJob) -> bool:
         return False
     bound = job.config.prune.bound_at(job.state.step / job.schedule.total)
     return bound is not None and better(job.config.checkpoint.best, bound, job.state.best)
-
-
-def reason_to_end(job: TrainingJob) -> str:
-    """Why a run ended before its last step; empty if it did not."""
-    settings = job.config.stop_early
-    if settings is None or job.state.step == job.schedule.total:
-        return ""
-    gain = f" by more than {settings.min_delta:g}" if settings.min_delta else ""
-    number = f"{settings.patience} evaluation{'s' if settings.patience > 1 else ''}"
-    return f"{job.config.checkpoint.best} did not improve{gain} in {number} (stop_early)"
 
 
 def _nonfinite(job: TrainingJob, parts: Sequence[Any], reporter: Reporter) -> None:

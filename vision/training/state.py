@@ -81,6 +81,15 @@ class TrainState:
         waited = self.evaluated // evaluate_every - self.improvement[1] // evaluate_every
         return waited >= settings.patience
 
+    def reason_to_end(self, config: TrainConfig, steps: int) -> str:
+        """Why a run ended before the last of its steps; empty if it did not."""
+        settings = config.stop_early
+        if settings is None or self.step == steps:
+            return ""
+        gain = f" by more than {settings.min_delta:g}" if settings.min_delta else ""
+        number = f"{settings.patience} evaluation{'s' if settings.patience > 1 else ''}"
+        return f"{config.checkpoint.best} did not improve{gain} in {number} (stop_early)"
+
 
 def gather(state: TrainState, sums: Tensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The whole state as named tensors and a plain record. All processes must call it together.
