@@ -1,4 +1,6 @@
-"""Checks of a run and of a sweep before Hydra makes a folder: settings are parsed, runs decided on."""
+"""Checks of a run and of a sweep before Hydra makes a folder: settings are parsed, runs are
+decided on.
+"""
 
 import atexit
 import os

@@ -13,8 +13,15 @@ from numpy.lib import format as npy
 from torch import Tensor
 
 from vision.checkpoints.errors import MalformedError
-from vision.checkpoints.files.archive import Member, check_crc, unpack
-from vision.checkpoints.files.mapped import DTYPES, Content, crc_of, map_file, mapped_tensor
+from vision.checkpoints.files.mapped import (
+    DTYPES,
+    Content,
+    Member,
+    check_mapped,
+    map_file,
+    mapped_tensor,
+    unpack,
+)
 from vision.checkpoints.files.rebuild import is_number
 from vision.checkpoints.files.safetensors_file import check_shape
 
@@ -38,7 +45,7 @@ def read_npz(path: Path, file: BufferedReader, size: int, members: dict[str, Mem
         if member.compressed:
             content = unpack(member_name, member, file.read(member.packed))
         else:
-            check_crc(member_name, member, crc_of(memory, member.start, member.size))
+            check_mapped(member_name, member, memory)
             content = file.read(min(member.size, _HEADER_LIMIT + 16))
         try:
             shape, column_major, dtype, start = _header(content)

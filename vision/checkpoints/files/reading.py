@@ -18,8 +18,13 @@ import torch
 from torch import Tensor
 
 from vision.checkpoints.errors import CheckpointError, MalformedError, unreadable
-from vision.checkpoints.files.archive import read_members
-from vision.checkpoints.files.mapped import STORED_DTYPES, Content, map_file, mapped_tensor
+from vision.checkpoints.files.mapped import (
+    STORED_DTYPES,
+    Content,
+    map_file,
+    mapped_tensor,
+    read_members,
+)
 from vision.checkpoints.files.npz import read_npz
 from vision.checkpoints.files.refusals import archive_refusal, folder_refusal, refusal
 from vision.checkpoints.files.remote import HUB_FILES

@@ -16,13 +16,14 @@ import numpy as np
 from torch import Tensor, UntypedStorage
 
 from vision.checkpoints.errors import MalformedError
-from vision.checkpoints.files.archive import Member, check_crc, read_member
 from vision.checkpoints.files.mapped import (
     DTYPES,
     Content,
-    crc_of,
+    Member,
+    check_mapped,
     map_file,
     part_of,
+    read_member,
     strided_tensor,
 )
 from vision.checkpoints.files.npz import tensor_from
@@ -83,7 +84,7 @@ def read_torch_zip(
             raise MalformedError(
                 f"its storage has {member.size} bytes instead of {stored.count} {stored.dtype}"
             )
-        check_crc(member_name, member, crc_of(memory, member.start, member.size))
+        check_mapped(member_name, member, memory)
         return part_of(memory, member.start, member.size, _ALIGNMENT)
 
     inert: dict[str, None] = {}
