@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from read_settings import Reads
 
 import vision
-from vision.cli.commands import COMMANDS
+from vision.cli.app import COMMANDS
 from vision.cli.composition import compose
 from vision.cli.listing import CONFIGS
 from vision.config import Config, config_classes, parse

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 
-from vision.cli.commands import COMMANDS
+from vision.cli.app import COMMANDS
 from vision.cli.composition import compose
 from vision.config import Config, ConfigError, Size, field_paths, pair, parse, suggest
 from vision.training.configs import TrainConfig

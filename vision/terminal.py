@@ -1,8 +1,9 @@
 """Text, tables and progress bars on a terminal."""
 
+import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,6 +36,14 @@ def print_wide(result: "RenderableType", file: TextIO | None = None) -> None:
     console = Console(file=file)
     needed = Measurement.get(console, console.options.update(max_width=1000), result).maximum
     Console(file=file, width=max(console.width, needed)).print(result)
+
+
+def print_result(result: Any) -> None:
+    """Print a mapping as JSON, anything else with rich."""
+    if isinstance(result, dict):
+        print(json.dumps(result, indent=1))
+    else:
+        print_wide(result)
 
 
 def progress_bar() -> "Progress":

@@ -87,9 +87,9 @@ class SearchSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """Check the settings, then run the study; returns the objectives of the best trials."""
+        from vision.cli.app import COMMANDS
         from vision.cli.application import Job
         from vision.cli.checks import check_jobs
-        from vision.cli.commands import COMMANDS
         from vision.cli.composition import Composer
 
         assert self.config is not None and self.hydra_context is not None

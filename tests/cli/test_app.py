@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vision.cli.app import main
-from vision.cli.commands import COMMANDS
+from vision.cli.app import COMMANDS, main
 
 ROOT = Path(__file__).parents[2]
 PROBE = (

@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from vision.cli.app import main
-from vision.cli.commands import COMMANDS
+from vision.cli.app import COMMANDS, main
 from vision.cli.composition import compose
 from vision.config import parse
 

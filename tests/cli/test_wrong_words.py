@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 from wrong_words import BASE
 
-from vision.cli.app import main
-from vision.cli.commands import COMMANDS
+from vision.cli.app import COMMANDS, main
 
 ROOT = Path(__file__).parents[2]
 WRONG_WORDS = ROOT / "tests" / "helpers" / "wrong_words.py"

@@ -240,8 +240,7 @@ KINDS: list[Callable[[random.Random, str, str, Settings], Wrong]] = [
 
 def attempt(command: str, wrong: Wrong) -> Tried:
     """Run the command line in this process."""
-    from vision.cli.app import main
-    from vision.cli.commands import COMMANDS
+    from vision.cli.app import COMMANDS, main
 
     reached = []
 

@@ -1,24 +1,241 @@
-"""The command line: `vision <command> [setting=value ...]`, its errors and exit codes.
+"""The command line: `vision <command> [setting=value ...]`, its commands, errors and exit codes.
 
 Every command with settings is a Hydra application (see application.py). Hydra is imported for those
-alone: help and listings answer faster without it.
+alone: help and listings answer faster without it. Torch is imported when a command needs it.
 """
 
+import gc
 import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, Literal, NoReturn
 
-from vision.cli.commands import COMMANDS, uncollected
+from vision.checkpoints.configs import ConvertConfig, SizedConfig
+from vision.cli.info import InfoConfig, model_of_weights
 from vision.cli.listing import listing, overview
-from vision.config import ConfigError, UserError, suggest
+from vision.config import Config, ConfigError, UserError, suggest
+from vision.data.tools.configs import DataCommandConfig, PrepareConfig
+from vision.evaluation.configs import AverageConfig, EvalConfig
+from vision.inference.configs import ExportConfig, PredictConfig
+from vision.inference.serve.configs import ServeConfig
+from vision.inference.visualize.configs import VisualizeConfig
+from vision.sweeps.configs import CompareConfig
 from vision.sweeps.outcome import RunPreemptedError
+from vision.terminal import print_result
+from vision.training.configs import TrainConfig
 from vision.training.run.run_folder import PREEMPTED
 from vision.training.run.stop import Stopped, say_stopped, stopped_at_once
+
+Choices = dict[str, str]
+"""The choice made in each group, such as {"model": "vit_base"}."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand. Its settings are in the YAML file of the same name."""
+
+    summary: str
+    config: type[Config]
+    run: Callable[[Any], int]
+    """From the config to the exit code."""
+    implied: Callable[[Sequence[str]], list[str]] = lambda words: []
+    """Overrides that follow from the given ones."""
+    paths: str | None = None
+    """The setting, a list, that collects words without a name."""
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Disable garbage collection: a short command would spend a fifth of its time on scanning the
+    modules that it imports.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@uncollected()
+def _info(config: InfoConfig) -> int:
+    from vision.cli.info import info
+
+    info(config)
+    return 0
+
+
+def _data(config: DataCommandConfig) -> int:
+    if config.check:
+        return _check(config)
+    from vision.data.tools.training_images import draw_training_images
+
+    draw_training_images(config)
+    print(f"{config.count} training images are in {config.output}.")
+    return 0
+
+
+def _check(config: DataCommandConfig) -> int:
+    from vision.data.tools.check import check_data
+    from vision.data.workers import resolve_workers
+
+    result = check_data(config.data, resolve_workers(config.loader.workers))
+    if config.format == "json":
+        print(result.to_json())
+    else:
+        print_result(result.table())
+        print("\n".join(result.lines()))
+    return 0 if result.clean else 1
+
+
+def _prepare(config: PrepareConfig) -> int:
+    from vision.data.tools.prepare import prepare
+
+    for part in prepare(config):
+        print(part.line())
+    print(f"Train on them with data=webdataset data.root={config.output}")
+    return 0
+
+
+def _train(config: TrainConfig) -> int:
+    from vision.training.loop import train
+
+    return train(config, label="")
+
+
+def _compare(config: CompareConfig) -> int:
+    from vision.sweeps.compare import report_comparison
+
+    report_comparison(config)
+    return 0
+
+
+def _eval(config: EvalConfig) -> int:
+    from vision.evaluation.evaluate_checkpoints import Processes, evaluate_checkpoints
+    from vision.evaluation.report.eval_report import tables
+    from vision.training.run.distributed import world
+
+    with world(config.device) as run:
+        report = evaluate_checkpoints(config, Processes(run.device, run.rank, run.size, run.sum))
+        if report is not None:
+            print_result(
+                report.as_dict(summary=True) if config.format == "json" else tables(report)
+            )
+    return 0
+
+
+def _average(config: AverageConfig) -> int:
+    from vision.evaluation.average import average
+    from vision.models.build import pick_device
+
+    result = average(config, pick_device(config.device))
+    print_result(result.as_dict() if config.format == "json" else result.table())
+    return 0
+
+
+def _convert(config: ConvertConfig) -> int:
+    from vision.checkpoints.convert import convert
+
+    result = convert(
+        config.source,
+        config.format,
+        config.output,
+        model=config.model,
+        weights=config.weights,
+        rename=config.rename,
+    )
+    from vision.checkpoints.open import print_notes
+
+    print_notes(result.notes)
+    names = ", ".join(str(file) for file in result.files)
+    print(f"{result.tensors} tensors, {result.layout} → {result.format}: {names}")
+    return 0
+
+
+def _load(place: str, config: SizedConfig, device: Literal["auto", "cpu", "cuda", "mps"]) -> Any:
+    """Load the model of a checkpoint and print what was assumed about it."""
+    from vision.checkpoints.open import print_notes
+    from vision.inference.predict import load
+    from vision.models.build import pick_device
+
+    loaded = load(
+        place,
+        model=config.model,
+        weights=config.weights,
+        rename=config.rename,
+        image_size=config.image_size,
+        device=pick_device(device),
+    )
+    print_notes(loaded.opened.notes())
+    return loaded
+
+
+def _predict(config: PredictConfig) -> int:
+    from vision.inference.predicted_files import run
+
+    return run(_load(config.checkpoint, config, config.device), config)
+
+
+def _visualize(config: VisualizeConfig) -> int:
+    from vision.inference.visualize.visualize import run
+
+    return run([_load(place, config, config.device) for place in config.checkpoint], config)
+
+
+def _serve(config: ServeConfig) -> int:
+    from vision.inference.serve.serve import check_packages, open_socket, serve
+
+    check_packages()
+    with open_socket(config.host, config.port) as listening:
+        loaded = [_load(place, config, config.device) for place in config.checkpoint]
+        return serve(loaded, listening, config)
+
+
+def _export(config: ExportConfig) -> int:
+    from vision.inference.export import export
+
+    result = export(_load(config.checkpoint, config, "cpu"), config)
+    print(f"{result.file}: run and compared with the model,", end=" ")
+    print(f"largest difference of a probability {result.difference:.1e}.")
+    return 0
+
+
+COMMANDS = {
+    "info": Command(
+        "show layers, parameters, MACs, memory and attention matrices of a model",
+        InfoConfig,
+        _info,
+        implied=model_of_weights,
+    ),
+    "data": Command(
+        "draw training images as the model sees them, or check all", DataCommandConfig, _data
+    ),
+    "prepare": Command("write a data set as resized tar shards", PrepareConfig, _prepare),
+    "train": Command("train a model, or resume a run", TrainConfig, _train),
+    "eval": Command("evaluate checkpoints, alone or side by side", EvalConfig, _eval),
+    "average": Command(
+        "average the weights of runs: soups, WiSE-FT", AverageConfig, _average, paths="runs"
+    ),
+    "predict": Command("classify images", PredictConfig, _predict, paths="images"),
+    "visualize": Command(
+        "draw attention as figures or a page, and score how faithful the maps are",
+        VisualizeConfig,
+        _visualize,
+        paths="images",
+    ),
+    "serve": Command("answer over HTTP, and on a live page", ServeConfig, _serve),
+    "export": Command(
+        "export a checkpoint to ONNX, torch.export or safetensors", ExportConfig, _export
+    ),
+    "convert": Command("convert weights to the format of another library", ConvertConfig, _convert),
+    "compare": Command(
+        "compare runs, with mean and deviation over seeds", CompareConfig, _compare, paths="runs"
+    ),
+}
 
 
 def main(arguments: Sequence[str] | None = None, home: Path | None = None) -> int:

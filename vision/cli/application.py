@@ -23,8 +23,8 @@ from hydra.errors import ConfigCompositionException, HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from vision.cli.app import COMMANDS, Choices, Command, uncollected
 from vision.cli.checks import check_run, check_sweep
-from vision.cli.commands import COMMANDS, Choices, Command, uncollected
 from vision.cli.composition import check_settings, checked, composer, first_line, plain, quoted
 from vision.cli.help import command_help
 from vision.cli.listing import CONFIGS

@@ -16,7 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from vision.cli.commands import Choices, Command
+from vision.cli.app import Choices, Command
 from vision.cli.composition import Composer, Jobs, check_settings, checked, expand, plain
 from vision.cli.naming import run_label
 from vision.config import ConfigError

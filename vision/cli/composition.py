@@ -26,7 +26,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from vision.cli.commands import Choices, Command
+from vision.cli.app import Choices, Command
 from vision.cli.help import shown
 from vision.cli.listing import CONFIGS, unknown_choice
 from vision.cli.synonyms import remedy

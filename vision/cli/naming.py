@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vision.cli.commands import Choices
+from vision.cli.app import Choices
 
 LONGEST = 40
 """Characters of either part."""

@@ -3,6 +3,7 @@
 import json
 import math
 import statistics
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from vision.config import ConfigError, suggest
-from vision.sweeps.results import Result, Select, Split, evaluations, read_result
+from vision.sweeps.configs import CompareConfig
+from vision.sweeps.results import Result, Select, Split, evaluations, find_runs, read_result
 from vision.training.run.run_folder import BY_CLASS, LOWER_IS_BETTER, Run
 
 FEW = 4
@@ -209,3 +211,25 @@ def _notes(groups: Sequence[RunGroup], columns: Mapping[str, Sequence[str]]) -> 
                 same = ", ".join(str(run.folder) for run in group.counted if run.seed == seed)
                 notes.append(f"the same settings and the same seed {seed}, each counted: {same}")
     return notes
+
+
+def report_comparison(config: CompareConfig) -> None:
+    """Print a comparison, or write it to a file."""
+    from vision.sweeps.compare_page import comparison_page
+    from vision.sweeps.compare_report import csv_text, json_text, latex_text, table_text
+
+    runs, without = find_runs(config.runs)
+    for place in without:
+        print(f"note: no run was found in {place}.", file=sys.stderr)
+    comparison = compare(runs, config.metric, config.split, config.select)
+    if config.format == "table":
+        text = table_text(comparison, to_file=config.output is not None)
+    else:
+        texts = {"csv": csv_text, "latex": latex_text, "json": json_text, "html": comparison_page}
+        text = texts[config.format](comparison)
+    if config.output is None:
+        print(text, end="")
+        return
+    config.output.parent.mkdir(parents=True, exist_ok=True)
+    config.output.write_text(text, encoding="utf-8")
+    print(f"{len(comparison.groups)} rows are in {config.output}.")

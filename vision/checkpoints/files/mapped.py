@@ -1,7 +1,8 @@
 """Parts of a file: tensors that look straight into it, and the members of a zip archive.
 
-A file is mapped into memory, so that opening it copies nothing. The mapping is private: whoever changes such a tensor gets a copy of the page, the file stays. The
-members of an archive, as torch and numpy write them, are checked before any is read.
+A file is mapped into memory, so that opening it copies nothing. The mapping is private: whoever
+changes such a tensor gets a copy of the page, the file stays. The members of an archive, as torch
+and numpy write them, are checked before any is read.
 """
 
 import math
