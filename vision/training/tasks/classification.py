@@ -1,6 +1,6 @@
 """Classification of images: augmented, mixed (Mixup, CutMix) and smoothed."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -9,11 +9,9 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from vision.config import ConfigError, shorten
-from vision.data.batches import Batch, black_images, evaluation_batches, training_batches
+from vision.data.batches import Batch, evaluation_batches
 from vision.data.configs import DataConfig, FolderConfig
 from vision.data.images.mixing import mix_batch
-from vision.data.order import BatchOrder
-from vision.data.preprocess import normalizer
 from vision.data.sources.folder import list_classes
 from vision.data.tools.contact_sheet import contact_sheet
 from vision.evaluation.evaluate import evaluate, evaluation_mode
@@ -21,13 +19,13 @@ from vision.models.build import autocast
 from vision.models.layers import Activation
 from vision.training.tasks.class_balance import ClassBalance, class_balance
 from vision.training.tasks.configs import LossConfig
-from vision.training.tasks.task import Task
+from vision.training.tasks.task import ImageTask
 
 TRAINING, VALIDATION = 32, 16
 """Largest number of images on a sheet."""
 
 
-class Classification(Task[Batch]):
+class Classification(ImageTask):
     """Cross-entropy, BCE or focal loss of an image's classes."""
 
     activation: ClassVar[Activation] = "softmax"
@@ -50,19 +48,12 @@ class Classification(Task[Batch]):
             self.config.data.sampling,
             self.world.device,
         )
-        self.train_loader = self.image_loader(self.data.train, self.config.augment)
-        self.normalize = normalizer(self.data.preprocess, self.world.device)
-
-    def training_batches(self, order: BatchOrder, start: int, stop: int) -> Iterator[Batch]:
-        """Augmented images."""
-        return training_batches(self.train_loader, order, start, stop)
 
     def inputs(self, batch: Batch, step: int, part: int) -> tuple[Tensor, Tensor]:
         """Normalised and mixed images with their targets (n, classes)."""
-        images = self.normalize(batch.images.to(self.world.device, non_blocking=True))
         rank, part = self.place(part)
         return mix_batch(
-            images,
+            self.images(batch.images),
             batch.labels.to(self.world.device, non_blocking=True),
             len(self.classes),
             self.config.augment,
@@ -75,8 +66,6 @@ class Classification(Task[Batch]):
     def loss(self, module: nn.Module, batch: Batch, step: int, part: int) -> tuple[Tensor, Tensor]:
         """The loss of the logits for mixed targets."""
         images, targets = self.inputs(batch, step, part)
-        if self.config.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
         with autocast(self.config.precision, self.world.device):
             logits = module(images)
         return loss_and_sums(logits, targets, self.config.loss, self.balance)
@@ -99,10 +88,6 @@ class Classification(Task[Batch]):
             flip_test=self.config.flip_test,
         )
 
-    def trial_batch(self, size: int) -> Batch:
-        """Black images."""
-        return black_images(size, self.data.preprocess)
-
     def training_sheet(self, batch: Batch) -> Image:
         """The first images: augmented, normalised and mixed."""
         images, targets = self.inputs(batch, step=0, part=0)
@@ -120,7 +105,7 @@ class Classification(Task[Batch]):
         batch = self.first_validation_images(batch_size)
         shown = (batch.ids >= 0).nonzero().flatten()[:VALIDATION]
         shown = shown if len(shown) else torch.arange(1)  # a process with nothing but filling rows
-        images = self.normalize(batch.images[shown].to(self.world.device))
+        images = self.images(batch.images[shown])
         with evaluation_mode(self.module), autocast(self.config.precision, self.world.device):
             logits = self.module(images)
         captions = [
@@ -140,11 +125,6 @@ class Classification(Task[Batch]):
         """The label of an image, and the predicted class."""
         confidence, answer = logits.softmax(0).max(0)
         return f"{self.classes[int(label)]} / {self.classes[int(answer)]} {float(confidence):.0%}"
-
-    def unreadable(self) -> Mapping[str, str]:
-        """Training and validation images alike."""
-        training = {f.name: f.reason for f in self.train_loader.failures.values()}
-        return {**training, **super().unreadable()}
 
 
 def training_loss(

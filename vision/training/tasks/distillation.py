@@ -52,8 +52,6 @@ class Distillation(Classification):
     def loss(self, module: nn.Module, batch: Batch, step: int, part: int) -> tuple[Tensor, Tensor]:
         """The loss of each head for mixed targets and for the teacher's answer."""
         images, targets = self.inputs(batch, step, part)
-        if self.config.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
         wanted = self.teacher(images)
         with autocast(self.config.precision, self.world.device):
             heads = module(images, apart=True)

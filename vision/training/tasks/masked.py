@@ -4,7 +4,7 @@ The mask of a training image is a function of (seed, image, use in the epoch, ep
 validation image of the image alone, so that evaluations of one run and of different ones compare.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from torch import Tensor, nn
 
-from vision.data.batches import Batch, black_images, evaluation_batches, training_batches
-from vision.data.order import BatchOrder
-from vision.data.preprocess import normalizer
+from vision.data.batches import Batch, evaluation_batches
 from vision.data.tools.contact_sheet import contact_sheet
 from vision.evaluation.evaluate import evaluation_mode
 from vision.evaluation.metrics import summable
@@ -24,13 +22,13 @@ from vision.models.reconstruction import MaskedModel
 from vision.randomness import generator
 from vision.training.tasks.configs import MaskedConfig
 from vision.training.tasks.masked_model import MaskPlan, plan_masks
-from vision.training.tasks.task import Task
+from vision.training.tasks.task import ImageTask
 
 SHOWN = 8
 """Largest number of images on a sheet."""
 
 
-class Masked(Task[Batch]):
+class Masked(ImageTask):
     """The error of predicted pixels where they are hidden (MAE or SimMIM)."""
 
     measures = headline = ("loss",)
@@ -42,12 +40,6 @@ class Masked(Task[Batch]):
         self.masked: MaskedModel = self.model
         size = self.data.preprocess.image_size
         self.plan = plan_masks(self.config.task, self.masked.encoder, size)
-        self.train_loader = self.image_loader(self.data.train, self.config.augment)
-        self.normalize = normalizer(self.data.preprocess, self.world.device)
-
-    def training_batches(self, order: BatchOrder, start: int, stop: int) -> Iterator[Batch]:
-        """Augmented images."""
-        return training_batches(self.train_loader, order, start, stop)
 
     def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Normalised training images with their masks (n y x)."""
@@ -56,18 +48,12 @@ class Masked(Task[Batch]):
             generator(self.config.seed, "mask", epoch=batch.epoch, index=index, occurrence=use)
             for index, use in uses
         ]
-        return self._images(batch.images), self._masks(randoms)
+        return self.images(batch.images), self._masks(randoms)
 
     def evaluated_inputs(self, images: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Normalised validation images with their masks (n y x)."""
         randoms = [generator(0, "evaluated_mask", index=max(i, 0)) for i in ids.tolist()]
-        return self._images(images), self._masks(randoms)
-
-    def _images(self, images: Tensor) -> Tensor:
-        images = self.normalize(images.to(self.world.device, non_blocking=True))
-        if self.config.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
-        return images
+        return self.images(images), self._masks(randoms)
 
     def _masks(self, randoms: Sequence[np.random.Generator]) -> Tensor:
         masks = torch.from_numpy(draw_masks(self.plan, randoms))
@@ -100,10 +86,6 @@ class Masked(Task[Batch]):
                 sums += torch.stack([summable(losses, dtype).sum(), valid.sum(dtype=dtype)])
         loss, count = world.sum(sums).tolist()
         return {"loss": loss / count}
-
-    def trial_batch(self, size: int) -> Batch:
-        """Black images."""
-        return black_images(size, self.data.preprocess)
 
     def training_sheet(self, batch: Batch) -> Image:
         """The first images, augmented, as they are and with their masks."""
@@ -144,11 +126,6 @@ class Masked(Task[Batch]):
         targets = torch.arange(len(tiles)).repeat(len(tiles[0]))
         columns = len(tiles) * (2 if len(tiles[0]) > 1 else 1)
         return contact_sheet(images, targets, names, self.data.preprocess, columns, title)
-
-    def unreadable(self) -> Mapping[str, str]:
-        """Training and validation images alike."""
-        training = {f.name: f.reason for f in self.train_loader.failures.values()}
-        return {**training, **super().unreadable()}
 
 
 def draw_masks(plan: MaskPlan, randoms: Sequence[np.random.Generator]) -> NDArray[np.bool_]:

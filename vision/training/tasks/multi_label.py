@@ -40,8 +40,6 @@ class MultiLabel(Classification):
     def loss(self, module: nn.Module, batch: Batch, step: int, part: int) -> tuple[Tensor, Tensor]:
         """The loss of the logits for mixed targets."""
         images, targets = self.inputs(batch, step, part)
-        if self.config.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
         with autocast(self.config.precision, self.world.device):
             logits = module(images)
         loss = multi_label_loss(logits, targets, self.settings, self.weights)

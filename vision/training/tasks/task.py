@@ -10,16 +10,17 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
+import torch
 from PIL.Image import Image
 from torch import Tensor, nn
 
 from vision.checkpoints.load_report import LoadReport
 from vision.checkpoints.open import OpenedModel
 from vision.config import ConfigError
-from vision.data.batches import Batch, Loader, build_loader
+from vision.data.batches import Batch, Loader, black_images, build_loader, training_batches
 from vision.data.configs import AugmentConfig
 from vision.data.order import BatchOrder, check_sampling, evaluation_requests
-from vision.data.preprocess import Preprocess
+from vision.data.preprocess import Preprocess, normalizer
 from vision.data.sources.source import Source, Unlabelled
 from vision.models.layers import Classifier
 from vision.models.reconstruction import MaskedModel
@@ -185,6 +186,35 @@ class Task(ABC, Generic[B]):
             len(self.data.val), batch_size, self.world.rank, self.world.size, self.shares
         )
         return next(self.val_loader.batches(islice(requests, 1)))
+
+
+class ImageTask(Task[Batch]):
+    """A task whose batches are augmented images."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.train_loader = self.image_loader(self.data.train, self.config.augment)
+        self.normalize = normalizer(self.data.preprocess, self.world.device)
+
+    def training_batches(self, order: BatchOrder, start: int, stop: int) -> Iterator[Batch]:
+        """Augmented images."""
+        return training_batches(self.train_loader, order, start, stop)
+
+    def images(self, pixels: Tensor) -> Tensor:
+        """The pixels of a batch as the model gets them: on its device, normalised."""
+        images = self.normalize(pixels.to(self.world.device, non_blocking=True))
+        if self.config.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        return images
+
+    def trial_batch(self, size: int) -> Batch:
+        """Black images."""
+        return black_images(size, self.data.preprocess)
+
+    def unreadable(self) -> Mapping[str, str]:
+        """Training and validation images alike."""
+        training = {f.name: f.reason for f in self.train_loader.failures.values()}
+        return {**training, **super().unreadable()}
 
 
 def select_task(
