@@ -32,7 +32,7 @@ PERIODS = {"striped": 0.16, "two-tone": 0.5}
 TEXTURES = tuple(PERIODS)
 SHAPES = ("disc", "cross")
 KINDS = tuple(product(COLOURS, TEXTURES, SHAPES))
-CLASSES = tuple(" ".join(kind) for kind in KINDS)
+CLASSES = tuple(map(" ".join, KINDS))
 
 RADIUS = (0.28, 0.38)
 """Range of an object's radius."""
