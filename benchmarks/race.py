@@ -8,13 +8,13 @@ Every point is a run of its own, since a schedule ends where its run ends: each 
 for several budgets of CPU minutes, in a fresh process with one thread, and is evaluated once at its
 end on the 10,000 test images, without flips. The number of epochs that fit a budget follows from a
 few steps, or from a contender's points so far; *minutes* is what the run took, training alone, and
-*loading* the share of it that went into images.
-Contenders take turns within a budget and a seed. All have what makes training on a CPU faster
-whatever the model: bf16, huge pages, and attention on the explicit path. Results are appended to a
-file; points that it has already are not run again, so that the race can be stopped and continued.
+*loading* the share of it that went into images. Contenders take turns within a budget and a seed.
+All have what makes training on a CPU faster whatever the model: bf16, huge pages, and attention on
+the explicit path. Results are appended to a file; points that it has already are not run again, so
+that the race can be stopped and continued.
 
-- vision, conv stem: `model=vit_fast recipe=fast`; vision, plain patches: the same with one
-  convolution without overlap; vision, Swin: `model=swin_fast recipe=fast`;
+- ViT and Swin with a conv stem: `model=vit_fast recipe=fast`, `model=swin_fast recipe=fast`; ViT
+  with plain patches: four blocks behind one convolution without overlap;
 - timm's ViT: timm's VisionTransformer of the size of this project's plain one in a loop of timm's
   parts with timm's usual settings for a ViT (AdamW, 5e-4 per 512 images × 2, weight decay 0.05,
   cosine after a warm-up, label smoothing 0.1, random resized crops and flips);
