@@ -5,22 +5,24 @@
     python benchmarks/race.py --quick        # a few steps of each on generated images: does it run?
 
 Every point is a run of its own, since a schedule ends where its run ends: each contender is trained
-for several durations, in a fresh process with one thread, and is evaluated once at its end on the
-10,000 test images, without flips. *minutes* is the CPU time of training alone. Contenders take
-turns within a duration and a seed. All have what makes training on a CPU faster whatever the model:
-bf16, huge pages, and attention on the explicit path. Results are appended to a file; points that it
-has already are not run again, so that the race can be stopped and continued.
+for several budgets of CPU minutes, in a fresh process with one thread, and is evaluated once at its
+end on the 10,000 test images, without flips. The number of epochs that fit a budget follows from a
+few steps, or from a contender's points so far; *minutes* is what the run took, training alone, and
+*loading* the share of it that went into images. Contenders take turns within a budget and a seed.
+All have what makes training on a CPU faster whatever the model: bf16, huge pages, and attention on
+the explicit path. Results are appended to a file; points that it has already are not run again, so
+that the race can be stopped and continued.
 
-- vision, conv stem: `model=vit_fast recipe=fast`; vision, plain patches: the same with one
-  convolution without overlap; vision, Swin: `model=swin_fast recipe=fast`;
+- ViT and Swin with a conv stem: `model=vit_fast recipe=fast`, `model=swin_fast recipe=fast`; ViT
+  with plain patches: four blocks behind one convolution without overlap;
 - timm's ViT: timm's VisionTransformer of the size of this project's plain one in a loop of timm's
   parts with timm's usual settings for a ViT (AdamW, 5e-4 per 512 images × 2, weight decay 0.05,
   cosine after a warm-up, label smoothing 0.1, random resized crops and flips);
 - timm's ResNet-18, and a small CNN for 32 pixels with as many MACs as the ViT with a conv stem:
   both under this project's fast recipe, the ResNet also with AdamW.
 
-With --ablations the contenders are changes to the first one, each trained for one epoch; the result
-is a table.
+The rivals are in race_rivals.py. With --ablations the contenders are changes to the first one, each
+trained for one epoch; the result is a table.
 """
 
 import argparse
@@ -29,7 +31,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +42,17 @@ ADAMW = (
     "schedule.end_at=4e-5",
 )
 CONTENDERS: dict[str, tuple[str, ...]] = {
-    "vision, ViT with a conv stem": ("model=vit_fast", *OURS),
-    "vision, ViT with plain patches": (
-        *("model=vit_fast", "model.stem=patch", "model.depth=4"),
-        *OURS,
-    ),
-    "vision, Swin": ("model=swin_fast", *OURS),
-    "timm's ViT, timm's settings": (),
-    "timm's ResNet-18, fast recipe": ("model=timm", "model.name=resnet18", *OURS),
-    "timm's ResNet-18, AdamW": ("model=timm", "model.name=resnet18", *OURS, *ADAMW),
-    "small CNN, fast recipe": ("model=timm", "model.name=race_cnn", *OURS),
+    "ViT, conv stem": ("model=vit_fast", *OURS),
+    "Swin, conv stem": ("model=swin_fast", *OURS),
+    "ViT, plain patches": ("model=vit_fast", "model.stem=patch", "model.depth=4", *OURS),
+    "small CNN": ("model=timm", "model.name=race_cnn", *OURS),
+    "ResNet-18 of timm": ("model=timm", "model.name=resnet18", *OURS),
+    "ResNet-18 of timm, AdamW": ("model=timm", "model.name=resnet18", *OURS, *ADAMW),
+    "timm's ViT and settings": (),
 }
-TIMM_VIT = "timm's ViT, timm's settings"
+TIMM_VIT = "timm's ViT and settings"
+COLOURS = ("#1b6ca8", "#2e933c", "#7a5195", "#d1495b", "#e68a00", "#b0a08a", "#6b7280")
+"""Of the contenders, as in the other figures."""
 ABLATIONS: dict[str, tuple[str, ...]] = {
     "fast recipe": (),
     "AdamW instead of Muon": ADAMW,
@@ -70,7 +70,9 @@ ABLATIONS: dict[str, tuple[str, ...]] = {
     "batch norm in the stem": (),
 }
 """Changes to the ViT with a conv stem, one at a time."""
-EPOCHS = (0.5, 1, 2, 4, 8)
+MINUTES = (1, 2, 4, 8)
+CALIBRATION = 0.05
+"""Epochs that tell what an epoch costs."""
 
 
 def main() -> None:
@@ -82,12 +84,15 @@ def main() -> None:
     if arguments.results.exists():
         done = json.loads(arguments.results.read_text())
     for seed in range(arguments.seeds):
-        for epochs in (0.01,) if arguments.quick else arguments.epochs:
+        for budget in (1,) if arguments.ablations or arguments.quick else arguments.minutes:
             for contender in ABLATIONS if arguments.ablations else arguments.contenders:
-                key = {"contender": contender, "epochs": epochs, "seed": seed}
+                key = {"contender": contender, "budget": budget, "seed": seed}
                 if any(key.items() <= point.items() for point in done):
                     continue
-                done.append(key | in_a_process(key, arguments))
+                epochs = 0.01 if arguments.quick else 1
+                if not arguments.ablations and not arguments.quick:
+                    epochs = round(budget / cost_of_an_epoch(contender, done, arguments), 3)
+                done.append(key | in_a_process(key | {"epochs": epochs}, arguments))
                 arguments.results.write_text(json.dumps(done, indent=1))
                 print(done[-1], flush=True)
     if arguments.ablations:
@@ -96,8 +101,18 @@ def main() -> None:
         draw(done, arguments.figure)
 
 
+def cost_of_an_epoch(contender: str, done: list[Point], arguments: argparse.Namespace) -> float:
+    """CPU minutes, from the longest run so far, else from a few steps."""
+    own = [point for point in done if point["contender"] == contender]
+    if not own:
+        key = {"contender": contender, "epochs": CALIBRATION, "seed": 0}
+        own = [in_a_process(key, arguments)]
+    longest = max(own, key=lambda point: point["epochs"])
+    return float(longest["minutes"] / longest["epochs"])
+
+
 def in_a_process(key: Point, arguments: argparse.Namespace) -> Point:
-    """Run one point with one thread; its CPU minutes and accuracy."""
+    """Run one point with one thread; its epochs, CPU minutes and accuracy."""
     point = key | {"data": str(arguments.data), "quick": arguments.quick}
     result = subprocess.run(
         [sys.executable, __file__, "--point", json.dumps(point)],
@@ -109,15 +124,15 @@ def in_a_process(key: Point, arguments: argparse.Namespace) -> Point:
     if result.returncode:
         raise SystemExit(f"{key} failed:\n{result.stdout[-2000:]}\n{result.stderr[-2000:]}")
     values: Point = json.loads(result.stdout.splitlines()[-1])
-    return values
+    return {"epochs": key["epochs"]} | values
 
 
 def run_point(point: Point) -> Point:
     """Train one contender once, in this process."""
     import torch
+    from race_rivals import timm_vit  # also registers the small CNN with timm
 
     torch.set_num_threads(1)
-    register_cnn()
     with tempfile.TemporaryDirectory() as outputs:
         if point["contender"] == TIMM_VIT:
             return timm_vit(point)
@@ -148,7 +163,9 @@ def ours(point: Point, outputs: Path) -> Point:
     times = timed_training(training_config(words))
     lines = (outputs / "run" / "metrics.jsonl").read_text().splitlines()
     evaluations = [event for event in map(json.loads, lines) if event["split"] != "train"]
-    return {"minutes": times.total / 60, "top1": evaluations[-1]["top1"]}  # of the average, if any
+    # The top-1 is that of the average of the weights, if there is one.
+    figures = {"minutes": times.total / 60, "loading": times.data / times.total}
+    return figures | {"top1": evaluations[-1]["top1"]}
 
 
 def use_batch_norm() -> None:
@@ -176,111 +193,6 @@ def use_batch_norm() -> None:
     ConvStem.__init__, ConvStem.init_weights = build, init_weights  # type: ignore[method-assign]
 
 
-def timm_vit(point: Point) -> Point:
-    """timm's ViT in a loop of timm's parts, with the settings of its training scripts for ViTs."""
-    import torch
-    import torch.nn.functional as F
-    from timm.data import create_transform
-    from timm.layers import set_fused_attn
-    from timm.models import VisionTransformer
-    from timm.optim import create_optimizer_v2
-    from timm.scheduler import CosineLRScheduler
-    from torch.utils.data import DataLoader
-
-    torch.manual_seed(point["seed"])
-    set_fused_attn(False)  # faster in bf16 on a CPU
-    train, test = cifar10(point)
-    mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-    train.transform = create_transform(32, is_training=True, scale=(0.5, 1), mean=mean, std=std)
-    test.transform = create_transform(32, crop_pct=1.0, mean=mean, std=std)
-    batch = 128
-    model = VisionTransformer(
-        img_size=32, patch_size=4, embed_dim=128, depth=4, num_heads=4, num_classes=10
-    )
-    optimizer = create_optimizer_v2(model, "adamw", lr=1e-3, weight_decay=0.05)
-    steps = max(2, int(point["epochs"] * len(train) / batch))
-    scheduler = CosineLRScheduler(
-        optimizer, steps, lr_min=1e-5, warmup_t=max(1, steps // 10), t_in_epochs=False
-    )
-    done, before = 0, time.process_time()
-    while done < steps:
-        for images, labels in DataLoader(train, batch, shuffle=True, drop_last=True):
-            with torch.autocast("cpu", torch.bfloat16):
-                logits = model(images)
-            F.cross_entropy(logits.float(), labels, label_smoothing=0.1).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            done += 1
-            scheduler.step_update(done)
-            if done == steps:
-                break
-    minutes = (time.process_time() - before) / 60
-    model.eval()
-    right = 0
-    with torch.no_grad():
-        for images, labels in DataLoader(test, 500):
-            right += int((model(images).argmax(1) == labels).sum())
-    return {"minutes": minutes, "top1": right / len(test)}
-
-
-def cifar10(point: Point) -> tuple[Any, Any]:
-    """The images for timm's loop."""
-    from torchvision.datasets import CIFAR10, FakeData, ImageFolder
-
-    if point["quick"]:
-        return FakeData(1000, (3, 32, 32)), FakeData(100, (3, 32, 32))
-    root = Path(point["data"])
-    if (root / "train").is_dir():
-        return ImageFolder(root / "train"), ImageFolder(root / "val")
-    return CIFAR10(root, train=True), CIFAR10(root, train=False)
-
-
-def register_cnn() -> None:
-    """A small convolutional network for 32 pixels, as a model of timm: `race_cnn`."""
-    from timm.models import register_model
-    from torch import Tensor, nn
-
-    class RaceCnn(nn.Module):
-        """3 × 3 convolutions with batch norm in three stages (60 M MACs, 0.45 M parameters)."""
-
-        def __init__(self, num_classes: int = 10, in_chans: int = 3, **_: Any) -> None:
-            super().__init__()
-            widths = (in_chans, 40, 40, 80, 80, 160, 160)
-            layers: list[nn.Module] = []
-            for stage in range(3):
-                for before, after in zip(
-                    widths[2 * stage :], widths[2 * stage + 1 :][:2], strict=False
-                ):
-                    layers += [
-                        nn.Conv2d(before, after, 3, padding=1, bias=False),
-                        nn.BatchNorm2d(after),
-                        nn.GELU(),
-                    ]
-                layers.append(nn.MaxPool2d(2))
-            self.body = nn.Sequential(*layers)
-            self.num_features, self.num_classes = widths[-1], num_classes
-            self.head = nn.Linear(widths[-1], num_classes)
-
-        def get_classifier(self) -> nn.Module:
-            return self.head
-
-        def forward_features(self, x: Tensor) -> Tensor:
-            return self.body(x)
-
-        def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-            x = x.mean((2, 3))
-            return x if pre_logits else self.head(x)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.forward_head(self.forward_features(x))
-
-    def race_cnn(pretrained: bool = False, **options: Any) -> RaceCnn:
-        return RaceCnn(**options)
-
-    race_cnn.__module__ = __name__
-    register_model(race_cnn)
-
-
 def print_table(points: list[Point]) -> None:
     """Accuracy and CPU minutes of every change, by accuracy."""
     rows = []
@@ -294,26 +206,50 @@ def print_table(points: list[Point]) -> None:
 
 
 def draw(points: list[Point], file: Path) -> None:
-    """Accuracy over CPU minutes, the mean over seeds."""
+    """Accuracy over CPU minutes, the mean over seeds; this project's models as full lines."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    figure = Figure(figsize=(8, 4.6), layout="constrained")
     axes = figure.subplots()
-    for contender in CONTENDERS:
+    ends = []
+    for contender, colour in zip(CONTENDERS, COLOURS, strict=True):
         own = [point for point in points if point["contender"] == contender]
         if not own:
             continue
-        lengths = sorted({point["epochs"] for point in own})
-        means = [
-            [mean([p[key] for p in own if p["epochs"] == length]) for length in lengths]
+        budgets = sorted({point["budget"] for point in own})
+        minutes, top1 = (
+            [mean([p[key] for p in own if p["budget"] == budget]) for budget in budgets]
             for key in ("minutes", "top1")
-        ]
-        style = "-" if contender.startswith("vision") else "--"
-        axes.plot(means[0], [100 * top1 for top1 in means[1]], style, marker="o", label=contender)
-    axes.set(xscale="log", xlabel="CPU minutes of one core", ylabel="top-1 on CIFAR-10, %")
+        )
+        percent = [100 * value for value in top1]
+        ours = contender in list(CONTENDERS)[:3]
+        axes.plot(
+            *(minutes, percent, "-" if ours else "--"),
+            color=colour,
+            marker="o",
+            markersize=4,
+            linewidth=2 if ours else 1.3,
+        )
+        ends.append((percent[-1], minutes[-1], f"{contender}  {percent[-1]:.1f} %", colour, ours))
+    axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    figure.savefig(file, dpi=120)
+    axes.set(xscale="log", xlabel="CPU minutes of one core", ylabel="top-1 on CIFAR-10 (%)")
+    ticks = sorted({point["budget"] for point in points})
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlim(right=1.9 * max(minutes for _, minutes, *_ in ends))
+    low, high = axes.get_ylim()
+    place = low
+    for top1, minutes, text, colour, ours in sorted(ends):
+        place = max(top1, place + 0.05 * (high - low))  # names do not cover each other
+        axes.annotate(
+            *(text, (minutes, place), (7, 0)),
+            textcoords="offset points",
+            color=colour,
+            va="center",
+            weight="bold" if ours else "normal",
+        )
+    figure.savefig(file, dpi=160)
 
 
 def mean(numbers: list[float]) -> float:
@@ -327,14 +263,12 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=Path("race.json"))
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=float, nargs="+")
+    parser.add_argument("--minutes", type=float, nargs="+", default=MINUTES)
     parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
     parser.add_argument("--ablations", action="store_true")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--point", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    arguments.epochs = arguments.epochs or ((1,) if arguments.ablations else EPOCHS)
-    return arguments
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ FAMILIES = {
     "vit": (),
     "swin": ("model=swin_mini", "model.width=24", "model.window=3"),
     "swin_v2": ("model=swinv2_mini", "model.width=24", "model.window=3"),
+    "conv_stem": ("model=vit_fast", "model.width=24", "model.heads=2"),
 }
 
 

@@ -1,7 +1,11 @@
 """Baselines of timm and the sizes of images that they take."""
 
+from typing import Any
+
 import pytest
+import timm
 import torch
+from timm.models import register_model
 
 from vision.config import ConfigError, parse
 from vision.models.build import build_model
@@ -28,4 +32,15 @@ def test_baseline_that_does_not_take_the_size_names_the_one_it_was_made_for(
 
 def test_baseline_that_takes_any_size_runs() -> None:
     model = build_model(baseline("resnet10t"), (48, 48), classes=5)
+    assert model(torch.zeros(1, 3, 48, 48)).shape == (1, 5)
+
+
+def own_resnet(pretrained: bool = False, **options: Any) -> torch.nn.Module:
+    """A model that a user registers with timm, without a default configuration."""
+    return timm.create_model("resnet10t", pretrained=pretrained, **options)
+
+
+def test_registered_model_without_a_default_configuration_runs() -> None:
+    register_model(own_resnet)
+    model = build_model(baseline("own_resnet"), (48, 48), classes=5)
     assert model(torch.zeros(1, 3, 48, 48)).shape == (1, 5)

@@ -97,8 +97,8 @@ def check_size(config: TimmConfig, size: Grid, channels: int, classes: int) -> N
     noticed there alone.
     """
     failure = _failure(config, size, channels, classes, "meta")
-    made_for = timm.models.get_pretrained_cfg_value(config.name, "input_size") or (3, 224, 224)
-    height, width = made_for[1:]
+    known = timm.models.get_pretrained_cfg(config.name)  # None for a user's own, registered model
+    height, width = known.input_size[1:] if known is not None else (224, 224)
     usual = (int(height), int(width))
     if usual == size:
         return
