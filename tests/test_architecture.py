@@ -170,7 +170,8 @@ def all_config_classes() -> list[type[Config]]:
 
 NOT_INFERRED = {
     **{f"{kind}.pretrained": "training/job.py" for kind in ("ViTConfig", "SwinConfig")},
-    **{f"{kind}.pretrained": "training/job.py" for kind in ("SwinV2Config", "TimmConfig")},
+    **{f"{kind}.pretrained": "training/job.py" for kind in ("SwinV2Config", "LRNetConfig")},
+    "TimmConfig.pretrained": "training/job.py",
     **{f"PreprocessConfig.{n}": "data/preprocess.py" for n in ("std", "interpolation")},
     "PreprocessConfig.crop_ratio": "data/preprocess.py",
     **{f"AutoModelConfig.{n}": "models/configs.py: given()" for n in AutoModelConfig.model_fields},
