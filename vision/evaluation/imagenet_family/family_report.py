@@ -217,18 +217,15 @@ class FamilyReport:
             "1,000",
             *means,
         )
-        scores = [m.mce for m in self.models]
-        if None in scores:
-            shown = f"not available: {conditions} of 75 conditions"
-            yield ("  mCE (lower is better)", shown, *[""] * len(self.models))
-        else:
-            yield ("  mCE (lower is better)", "", "", *(f"{100 * (s or 0):.1f}" for s in scores))
+        scores = ["–" if m.mce is None else f"{100 * m.mce:.1f}" for m in self.models]
+        needed = " (needs all 75 conditions)" if first.mce is None else ", lower is better"
+        yield (f"  mCE{needed}", "", "", *scores)
         for corruption, severities in first.corruptions.items():
             cells = (
                 percent(1 - float(np.mean(list(m.corruptions[corruption].values()))))
                 for m in self.models
             )
-            title = f"  {corruption.replace('_', ' ')}, severity {_numbers(severities)}"
+            title = f"  {corruption.replace('_', ' ')}, severities {_numbers(severities)}"
             yield (title, "", "", *cells)
 
 
