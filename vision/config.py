@@ -13,9 +13,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeGuard, TypeVar, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic_core import ErrorDetails
 
 # Every integer is bounded: a larger one would overflow or fill the memory in the middle of work.
@@ -38,6 +47,32 @@ Rate = Annotated[float, Field(ge=0, lt=1)]
 
 Size = Side | tuple[Side, Side]
 """One number for a square, or [height, width]."""
+
+
+def _window(value: Any, parse: ValidatorFunctionWrapHandler) -> Any:
+    """One message for the three forms of a window, in place of one for each form."""
+    try:
+        return parse(_tuples(value))
+    except ValidationError:
+        raise ValueError(
+            f"expected a positive number, [height, width], or one [height, width] per stage such "
+            f"as [[7,7],[7,7],[14,14],[7,7]], found {value!r}."
+        ) from None
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+_Pair = tuple[Side, Side]
+_Pairs = Annotated[tuple[_Pair, ...], Field(min_length=1)]
+Window = Annotated[Side | _Pair | _Pairs, WrapValidator(_window)]
+
+
+def per_stage(window: Window) -> TypeGuard[tuple[tuple[int, int], ...]]:
+    """Whether a window is given for each stage instead of one for all."""
+    return isinstance(window, tuple) and isinstance(window[0], tuple)
+
 
 P = TypeVar("P", str, Path)
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095

@@ -69,7 +69,9 @@ def shrink(values: dict[str, Any]) -> dict[str, Any]:
     block; every setting that is not a size as it was.
     """
     small = dict(values)
-    if "depths" in values:
+    if values["kind"] == "lr_net":
+        small |= {"width": 16, "depths": [2, 1]}
+    elif "depths" in values:
         small |= {"width": 16, "depths": [2, 1], "heads": [2, 2]}
         if values.get("pretrained_window") is not None:
             small["pretrained_window"] = values["pretrained_window"][:2]

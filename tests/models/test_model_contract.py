@@ -18,10 +18,12 @@ from vision.config import parse
 from vision.models.build import build_model
 from vision.models.configs import ModelConfig, TimmConfig
 from vision.models.layers import Classifier, Grid
+from vision.models.lr_net import LRNet
 from vision.models.swin import Swin
 from vision.models.swin_v2 import SwinV2
 from vision.models.vit import ViT
 
+FAMILIES: dict[str, Any] = {"vit": ViT, "swin": Swin, "swin_v2": SwinV2, "lr_net": LRNet}
 TIMM = ["resnet10t", "test_vit"]
 """Small models of timm's, in place of the one in timm.yaml."""
 
@@ -66,7 +68,7 @@ def size_for(config: ModelConfig) -> Grid:
     """
     if isinstance(config, TimmConfig):
         return (48, 32)
-    return (13, 10) if config.patch_size == 1 else (45, 35)
+    return (13, 10) if getattr(config, "patch_size", None) == 1 else (45, 35)
 
 
 def build(config: ModelConfig, **arguments: Any) -> Classifier:
@@ -175,7 +177,7 @@ def test_model_runs_on_fake_tensors(config: Any) -> None:
     """Forward and backward, built as usual or among fake tensors from the start."""
     if isinstance(config, TimmConfig):
         pytest.skip("timm's models are timm's")
-    built, family = build(config), {"vit": ViT, "swin": Swin, "swin_v2": SwinV2}[config.kind]
+    built, family = build(config), FAMILIES[config.kind]
     for size in (size_for(config), (26, 39)):
         with FakeTensorMode(allow_non_fake_inputs=True):
             assert built(torch.empty(2, 3, *size)).shape == (2, 5)

@@ -19,15 +19,26 @@ def baseline(name: str) -> TimmConfig:
 
 
 @pytest.mark.parametrize(
-    ("name", "size"),
-    [("mvitv2_tiny", 224), ("halonet26t", 256), ("botnet26t_256", 256), ("coatnet_0_rw_224", 224)],
+    ("name", "size", "smaller"),
+    [
+        ("mvitv2_tiny", 224, 64),
+        ("halonet26t", 256, None),
+        ("botnet26t_256", 256, 64),
+        ("coatnet_0_rw_224", 224, 64),
+        pytest.param("coatnet_pico_rw_224", 224, 64, marks=pytest.mark.slow),
+    ],
 )
-def test_baseline_that_does_not_take_the_size_names_the_one_it_was_made_for(
-    name: str, size: int
+def test_baseline_that_does_not_take_the_size_names_those_that_it_takes(
+    name: str, size: int, smaller: int | None
 ) -> None:
-    with pytest.raises(ConfigError, match=f"48 × 48.*data.image_size={size}"):
+    with pytest.raises(ConfigError, match=f"48 × 48.*data.image_size={size}") as refused:
         build_model(baseline(name), (48, 48), classes=5)
+    assert ("takes 64 × 64: data.image_size=64" in str(refused.value)) == (smaller == 64)
+    assert ": )" not in str(refused.value)  # an error without a message
     check_size(baseline(name), (size, size), 3, 5)
+    if smaller is not None:
+        model = build_model(baseline(name), (smaller, smaller), classes=5)
+        model(torch.zeros(2, 3, smaller, smaller)).sum().backward()
 
 
 def test_baseline_that_takes_any_size_runs() -> None:

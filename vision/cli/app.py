@@ -19,6 +19,7 @@ from vision.checkpoints.configs import ConvertConfig, SizedConfig
 from vision.cli.info import InfoConfig, model_of_weights
 from vision.cli.listing import listing, overview
 from vision.config import Config, ConfigError, UserError, suggest
+from vision.data.configs import ImageNetFamilyConfig
 from vision.data.tools.configs import DataCommandConfig, PrepareConfig
 from vision.evaluation.configs import AverageConfig, EvalConfig
 from vision.inference.configs import ExportConfig, PredictConfig
@@ -115,6 +116,8 @@ def _compare(config: CompareConfig) -> int:
 
 
 def _eval(config: EvalConfig) -> int:
+    if isinstance(config.data, ImageNetFamilyConfig):
+        return _eval_family(config)
     from vision.evaluation.evaluate_checkpoints import Processes, evaluate_checkpoints
     from vision.evaluation.report.eval_report import tables
     from vision.training.run.distributed import world
@@ -124,6 +127,20 @@ def _eval(config: EvalConfig) -> int:
         if report is not None:
             print_result(
                 report.as_dict(summary=True) if config.format == "json" else tables(report)
+            )
+    return 0
+
+
+def _eval_family(config: EvalConfig) -> int:
+    from vision.evaluation.evaluate_checkpoints import Processes
+    from vision.evaluation.imagenet_family.evaluate_family import evaluate_family
+    from vision.training.run.distributed import world
+
+    with world(config.device) as run:
+        report = evaluate_family(config, Processes(run.device, run.rank, run.size, run.sum))
+        if report is not None:
+            print_result(
+                report.as_dict(summary=True) if config.format == "json" else report.table()
             )
     return 0
 

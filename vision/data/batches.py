@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from vision.data.configs import AugmentConfig, DataConfig, LoaderConfig
+from vision.data.configs import AugmentConfig, EvalDataConfig, LoaderConfig
 from vision.data.images.augment import alternating_flip, training_pixels
 from vision.data.images.decode import OpenImage, Pixels, UnreadableImageError, open_image
 from vision.data.images.kept import KeptImages
@@ -218,7 +218,7 @@ class Loader:
 def build_loader(
     source: Source,
     preprocess: Preprocess,
-    data: DataConfig,
+    data: EvalDataConfig,
     config: LoaderConfig,
     *,
     augment: AugmentConfig | None = None,

@@ -175,6 +175,32 @@ DataConfig = Annotated[
 ]
 
 
+class ImageNetFamilyConfig(Config):
+    """Settings of ImageNet's other test sets, which `vision eval` evaluates together."""
+
+    kind: Literal["imagenet_family"]
+    root: FilePath
+    """Folder with any of val/ (and real.json), imagenetv2-*/, imagenet-a/, imagenet-r/, sketch/ and
+    imagenet-c/, as unpacked.
+    """
+    on_error: Literal["raise", "skip"]
+    """Treatment of an image that cannot be read."""
+    max_error_share: Probability
+    """Largest share of images of a set that may be skipped before the evaluation stops."""
+
+
+EvalDataConfig = Annotated[
+    ShapesConfig
+    | FolderConfig
+    | TorchvisionConfig
+    | FashionMnistConfig
+    | ShardsConfig
+    | HuggingFaceConfig
+    | ImageNetFamilyConfig,
+    Field(discriminator="kind"),
+]
+"""Data of an evaluation: of the family, no other command can use anything."""
+
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 AreaShare = Annotated[float, Field(gt=0, le=1)]

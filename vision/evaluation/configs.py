@@ -17,7 +17,14 @@ from vision.config import (
     Seed,
     several,
 )
-from vision.data.configs import DataConfig, LoaderConfig, PreprocessConfig, Split
+from vision.data.configs import (
+    DataConfig,
+    EvalDataConfig,
+    ImageNetFamilyConfig,
+    LoaderConfig,
+    PreprocessConfig,
+    Split,
+)
 
 Augmentation = Literal["none", "flip", "five_crop", "ten_crop"]
 
@@ -34,7 +41,7 @@ class EvalConfig(SizedConfig):
     class_names: FilePath | None
     """A text file with the names of the model's classes, one per line in the order of the logits;
     null: those of the checkpoint."""
-    data: DataConfig | None
+    data: EvalDataConfig | None
     """Other images than those of the run: data=folder data.root=…; the model must have their
     classes. They are preprocessed as the checkpoint specifies, whatever data.image_size is."""
     split: Split
@@ -85,6 +92,10 @@ class EvalConfig(SizedConfig):
                 f"flip_test: augmentation={self.augmentation} averages several views already; use "
                 "augmentation=none or flip_test=false."
             )
+        if isinstance(self.data, ImageNetFamilyConfig):
+            for name, given in (("neighbours", self.neighbours), ("flip_test", self.flip_test)):
+                if given:
+                    raise ValueError(f"{name}: not available for data=imagenet_family.")
         for place in self.checkpoints:
             if self.data is None and place.startswith(HUBS):
                 raise ValueError(f"checkpoint={place} needs data=…: the images to evaluate it on.")

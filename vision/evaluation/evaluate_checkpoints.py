@@ -10,7 +10,11 @@ from torch import Tensor
 from vision.checkpoints.open import print_notes
 from vision.config import ConfigError, pair
 from vision.data.batches import build_loader, evaluation_batches
-from vision.data.configs import DataConfig, ShapesConfig
+from vision.data.configs import (
+    EvalDataConfig,
+    ImageNetFamilyConfig,
+    ShapesConfig,
+)
 from vision.data.sources.build_source import build_source
 from vision.data.sources.source import Source
 from vision.evaluation.configs import Augmentation, EvalConfig
@@ -89,7 +93,7 @@ def _answers(model: EvaluatedModel, config: EvalConfig, processes: Processes) ->
             f"flip_test: {model.checkpoint} has no classifying layer whose probabilities could be "
             "averaged; use flip_test=false."
         )
-    predictions = _predict(
+    predictions = predict_source(
         model, model.source, config, processes, config.augmentation, config.flip_test
     )
     labels = model.labels[predictions.ids]
@@ -107,18 +111,19 @@ def _memory(
     model: EvaluatedModel, config: EvalConfig, processes: Processes
 ) -> tuple[Tensor, Tensor]:
     """Features and labels of the training images, for k-NN."""
+    assert not isinstance(model.data, ImageNetFamilyConfig)  # it has no training images
     source = build_source(model.data, "train")
     if config.neighbours > len(source):
         raise ConfigError(
             f"neighbours = {config.neighbours}, but there are only {len(source)} training images."
         )
     labels, _ = match_classes(model.classes, source, str(model.checkpoint))
-    found = _predict(model, source, config, processes, "none")
+    found = predict_source(model, source, config, processes, "none")
     assert found.features is not None
     return found.features, labels[found.ids]
 
 
-def _predict(
+def predict_source(
     model: EvaluatedModel,
     source: Source,
     config: EvalConfig,
@@ -126,6 +131,7 @@ def _predict(
     augmentation: Augmentation,
     flip_test: bool = False,
 ) -> Predictions:
+    """Run a model on all images of a source; every process takes its share."""
     loader = build_loader(
         source,
         preprocess_for_views(model.preprocess, augmentation),
@@ -247,7 +253,7 @@ def _metrics(
     )
 
 
-def _data_name(data: DataConfig) -> str:
+def _data_name(data: EvalDataConfig) -> str:
     place = getattr(data, "root", None) or getattr(data, "path", None)
     return data.kind if place is None else f"{data.kind} {place}"
 
@@ -257,12 +263,13 @@ def _notes(config: EvalConfig, answers: list[Answers]) -> Iterator[str]:
     for place, answer in zip(config.checkpoints, answers, strict=True):
         yield from (f"{Path(place).name}: {note}" for note in answer.model.notes)
     data = config.data
-    if data is not None and not isinstance(data, ShapesConfig) and config.image_size is None:
+    given = None if isinstance(data, ShapesConfig | ImageNetFamilyConfig) else data
+    if given is not None and config.image_size is None:
         size = answers[0].model.preprocess.image_size
-        if data.image_size != "auto" and size != pair(data.image_size):
+        if given.image_size != "auto" and size != pair(given.image_size):
             yield (
                 f"Images have {size[0]} × {size[1]} pixels, as in training, not data.image_size = "
-                f"{data.image_size}; image_size=… chooses another size."
+                f"{given.image_size}; image_size=… chooses another size."
             )
     for answer in answers:
         if answer.model.opened.multi_label and config.split == "val":

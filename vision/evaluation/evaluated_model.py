@@ -9,7 +9,12 @@ from torch import Tensor
 
 from vision.checkpoints.open import OpenedModel, open_model
 from vision.config import ConfigError, shorten, suggest
-from vision.data.configs import DataConfig, FolderConfig
+from vision.data.configs import (
+    DataConfig,
+    EvalDataConfig,
+    FolderConfig,
+    ImageNetFamilyConfig,
+)
 from vision.data.preprocess import Preprocess, resolve_preprocess
 from vision.data.sources.build_source import build_source, describe
 from vision.data.sources.source import Source
@@ -30,7 +35,7 @@ class EvaluatedModel:
     preprocess: Preprocess
     classes: tuple[str, ...]
     """Names in the order of the logits; those of the data for a model without a head."""
-    data: DataConfig
+    data: EvalDataConfig
     source: Source
     labels: Tensor
     """Label of every image of the source as an index of `classes`: int64 (len(source),); for
@@ -55,8 +60,10 @@ class Answers:
     neighbours: NeighboursAccuracy | None
 
 
-def open_evaluated_model(place: str, config: EvalConfig, device: torch.device) -> EvaluatedModel:
-    """Open a checkpoint together with its own data or that of the config."""
+def open_for_evaluation(
+    place: str, config: EvalConfig, device: torch.device
+) -> tuple[OpenedModel, Preprocess, list[str]]:
+    """Open a checkpoint; with its preprocessing, and notes on what is assumed."""
     opened = open_model(
         place,
         model=config.model,
@@ -65,7 +72,6 @@ def open_evaluated_model(place: str, config: EvalConfig, device: torch.device) -
         image_size=config.image_size,
         device=device,
     )
-    data = config.data or own_data(opened)
     if not config.neighbours:
         opened.check_head()
     preprocess = resolve_preprocess(
@@ -76,6 +82,14 @@ def open_evaluated_model(place: str, config: EvalConfig, device: torch.device) -
         notes = [line for line in notes if "mean and std of ImageNet" not in line]
     if opened.record is None:
         notes.append(f"images are preprocessed with {preprocess}; preprocess.…=… overrides")
+    return opened, preprocess, notes
+
+
+def open_evaluated_model(place: str, config: EvalConfig, device: torch.device) -> EvaluatedModel:
+    """Open a checkpoint together with its own data or that of the config."""
+    opened, preprocess, notes = open_for_evaluation(place, config, device)
+    data = config.data or own_data(opened)
+    assert not isinstance(data, ImageNetFamilyConfig)  # evaluated by evaluate_family.py
     classes, assumed = class_names(opened, config.class_names, data)
     source = build_source(data, config.split)
     _check_labels(opened, source, place)
@@ -86,7 +100,7 @@ def open_evaluated_model(place: str, config: EvalConfig, device: torch.device) -
         )
     labels, matched = match_classes(classes, source, place)
     return EvaluatedModel(
-        checkpoint=Path(place) if place.startswith(HUBS) else opened.path,
+        checkpoint=shown_path(place, opened),
         opened=opened,
         preprocess=preprocess,
         classes=classes,
@@ -95,6 +109,11 @@ def open_evaluated_model(place: str, config: EvalConfig, device: torch.device) -
         labels=labels,
         notes=tuple(note for note in (*notes, assumed, matched) if note),
     )
+
+
+def shown_path(place: str, opened: OpenedModel) -> Path:
+    """The file of a checkpoint, or its name on a hub."""
+    return Path(place) if place.startswith(HUBS) else opened.path
 
 
 def _check_labels(opened: OpenedModel, source: Source, place: str) -> None:
@@ -134,7 +153,7 @@ def class_names(
     data.
     """
     if opened.classes and file is not None:
-        return _read_class_names(file, opened), None
+        return read_class_names(file, opened), None
     if opened.class_names is not None:
         return opened.class_names, None
     spec = describe(data)
@@ -158,7 +177,7 @@ def class_names(
     )
 
 
-def _read_class_names(file: Path, opened: OpenedModel) -> tuple[str, ...]:
+def read_class_names(file: Path, opened: OpenedModel) -> tuple[str, ...]:
     """The names in a text file, one per line."""
     try:
         names = tuple(read_file(file).decode().splitlines())

@@ -6,8 +6,16 @@ from typing import Literal
 import torch
 
 from vision.config import ConfigError
-from vision.models.configs import ModelConfig, SwinConfig, SwinV2Config, TimmConfig, ViTConfig
+from vision.models.configs import (
+    LRNetConfig,
+    ModelConfig,
+    SwinConfig,
+    SwinV2Config,
+    TimmConfig,
+    ViTConfig,
+)
 from vision.models.layers import Classifier, Grid
+from vision.models.lr_net import LRNet
 from vision.models.swin import Swin
 from vision.models.swin_v2 import SwinV2
 from vision.models.vit import ViT
@@ -47,6 +55,8 @@ def build_model(
                 model = Swin(config, image_size, channels, classes)
             case SwinV2Config():
                 model = SwinV2(config, image_size, channels, classes)
+            case LRNetConfig():
+                model = LRNet(config, image_size, channels, classes)
     if on_meta:
         return model
     model.to_empty(device="cpu")

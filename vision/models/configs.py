@@ -1,17 +1,10 @@
 """Settings of each model family. Free of torch, so that a typo is reported at once."""
 
-from typing import Annotated, Any, Literal, Self, TypeGuard, Union
+from typing import Annotated, Any, Literal, Self, Union
 
-from pydantic import (
-    Field,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-    create_model,
-    model_validator,
-)
+from pydantic import Field, create_model, model_validator
 
-from vision.config import Config, Depth, Rate, Side, Size, Width
+from vision.config import Config, Depth, Rate, Side, Size, Width, Window, per_stage
 
 Shift = Annotated[float, Field(ge=0)]
 Factor = Annotated[float, Field(ge=1)]
@@ -186,31 +179,6 @@ def _check_stem(stem: str, patch_size: Size) -> None:
         )
 
 
-def _window(value: Any, parse: ValidatorFunctionWrapHandler) -> Any:
-    """One message for the three forms of a window, in place of one for each form."""
-    try:
-        return parse(_tuples(value))
-    except ValidationError:
-        raise ValueError(
-            f"expected a positive number, [height, width], or one [height, width] per stage such "
-            f"as [[7,7],[7,7],[14,14],[7,7]], found {value!r}."
-        ) from None
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
-_Pair = tuple[Side, Side]
-_Pairs = Annotated[tuple[_Pair, ...], Field(min_length=1)]
-Window = Annotated[Side | _Pair | _Pairs, WrapValidator(_window)]
-
-
-def per_stage(window: Window) -> TypeGuard[tuple[tuple[int, int], ...]]:
-    """Whether a window is given for each stage instead of one for all."""
-    return isinstance(window, tuple) and isinstance(window[0], tuple)
-
-
 class _SwinShared(_Shared):
     """Settings of both versions of Swin."""
 
@@ -285,6 +253,40 @@ class SwinV2Config(_SwinShared):
 AnySwinConfig = SwinConfig | SwinV2Config
 
 
+class LRNetConfig(_Published):
+    """Settings of a Local Relation Network (Hu et al., ICCV 2019)."""
+
+    kind: Literal["lr_net"]
+    width: Width
+    """Width of the local relation layers of stem and first stage; every later stage doubles it."""
+    depths: Annotated[tuple[Depth, ...], Field(min_length=1, max_length=16)]
+    """Number of blocks of each stage. Every later stage halves the grid."""
+    expansion: Width
+    """Width of a block's output, as a multiple of the width of its local relation layer."""
+    neighbourhood: Annotated[int, Field(ge=1, le=2**6)]
+    """Pixels along the square that a pixel is composed from; odd."""
+    share: Width
+    """Number of channels that share one weight per neighbour."""
+    relation: Literal["squared_difference", "absolute_difference", "product"]
+    """Score of a neighbour from its key and the query of the pixel, both scalars (section 3.2)."""
+    geometric_prior: bool
+    """Whether a small network of the offset adds to the score of a neighbour."""
+    drop_path: Rate
+    """Stochastic depth: the rate of the last block, rising linearly from the first."""
+    norm_eps: Annotated[float, Field(gt=0)]
+    checkpoint_activations: bool
+    """Recompute each block in the backward pass instead of storing its activations."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.neighbourhood % 2 == 0:
+            raise ValueError(
+                f"neighbourhood = {self.neighbourhood} has no centre; it must be odd, such as 7."
+            )
+        _divides("share", self.share, "width", self.width)
+        return self
+
+
 class TimmConfig(_Published):
     """Settings of a model of timm, used as a baseline behind the same interface."""
 
@@ -296,9 +298,8 @@ class TimmConfig(_Published):
     checkpoint_activations: bool
 
 
-ModelConfig = Annotated[
-    ViTConfig | SwinConfig | SwinV2Config | TimmConfig, Field(discriminator="kind")
-]
+OwnModelConfig = ViTConfig | SwinConfig | SwinV2Config | LRNetConfig
+ModelConfig = Annotated[OwnModelConfig | TimmConfig, Field(discriminator="kind")]
 
 
 def _all_fields() -> dict[str, Any]:
@@ -338,10 +339,7 @@ class AutoModelConfig(_EveryField):
 MODEL_FIELDS = frozenset(AutoModelConfig.model_fields) - {"kind"}
 """Settings that can be given where they cannot be inferred from the weights."""
 
-ModelChoice = Annotated[
-    ViTConfig | SwinConfig | SwinV2Config | TimmConfig | AutoModelConfig,
-    Field(discriminator="kind"),
-]
+ModelChoice = Annotated[OwnModelConfig | TimmConfig | AutoModelConfig, Field(discriminator="kind")]
 """The model of a run; `auto` becomes the ModelConfig of the weights when the run starts."""
 
 

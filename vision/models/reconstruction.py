@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from vision.config import pair
 from vision.models.configs import ViTConfig
-from vision.models.hidden_cells import HiddenCells
 from vision.models.layers import Classifier, Grid, init_norms, run_block, trunc_normal
 from vision.models.positions.added import SinCos2d
+from vision.models.stems import HiddenCells
 from vision.models.swin import Swin
 from vision.models.vit import HEAD, Block, ViT
 

@@ -6,7 +6,7 @@ Axes: b batch · c width · y, x rows and columns of the token grid.
 import math
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vision.config import pair
 from vision.models.configs import AnySwinConfig, ViTConfig
 from vision.models.layers import Grid, ceil_div, pad_to_multiple
+from vision.models.windows import partition
 
 InitialConv = Literal["uniform", "lecun"]
 
@@ -43,6 +44,26 @@ class Stem(nn.Module):
     def init_weights(self, kind: InitialConv, generator: torch.Generator) -> None:
         """Draw the convolutions; norms are set with those of the model."""
         raise NotImplementedError
+
+
+class HiddenCells(NamedTuple):
+    """What SimMIM hides of an image (Xie et al., CVPR 2022), under a learned token."""
+
+    mask: Tensor
+    """bool (b y x): true where a cell is hidden."""
+    token: Tensor
+    """(c,)"""
+
+    def replace(self, tokens: Tensor, window: Grid | None = None) -> Tensor:
+        """Tokens (b n c) with the hidden ones replaced; row by row, or in plain window order with
+        the grid padded to whole windows.
+        """
+        mask = self.mask[:, None]
+        if window is None:
+            hidden = mask.flatten(2).transpose(1, 2)
+        else:
+            hidden = partition(pad_to_multiple(mask, window), window)
+        return torch.where(hidden, self.token.to(tokens.dtype), tokens)
 
 
 class PatchEmbed(Stem):

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from vision.models.attention import ObservedAttention, explicit_on_cpu
 from vision.models.configs import AnySwinConfig
-from vision.models.hidden_cells import HiddenCells
 from vision.models.layers import (
     Classifier,
     Derived,
@@ -37,7 +36,7 @@ from vision.models.layers import (
     zero_branches,
 )
 from vision.models.positions.added import resize_table
-from vision.models.stems import build_stem
+from vision.models.stems import HiddenCells, build_stem
 from vision.models.windows import (
     BlockWindows,
     StageShape,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vision.config import ConfigError, suggest
 from vision.models.configs import TimmConfig
-from vision.models.layers import Classifier, Grid
+from vision.models.layers import Classifier, Grid, ceil_div
 
 
 class TimmModel(Classifier):
@@ -96,20 +96,51 @@ def check_size(config: TimmConfig, size: Grid, channels: int, classes: int) -> N
     for: by a forward pass on `meta`; then by one with contents, since an index beyond a table is
     noticed there alone.
     """
-    failure = _failure(config, size, channels, classes, "meta")
     known = timm.models.get_pretrained_cfg(config.name)  # None for a user's own, registered model
     height, width = known.input_size[1:] if known is not None else (224, 224)
     usual = (int(height), int(width))
     if usual == size:
         return
+    failure = _failure_at(config, size, channels, classes, usual)
+    if failure and not _failure(config, usual, channels, classes, "meta"):
+        larger = _next_size(config, size, channels, classes, usual)
+        also = "" if larger is None else f", and takes {_words(larger)}: {_setting(larger)}"
+        raise ConfigError(
+            f"model.name: {config.name} does not take images of {_words(size)} ({failure}). "
+            f"It was made for {_words(usual)}: {_setting(usual)}{also}."
+        )
+
+
+def _failure_at(config: TimmConfig, size: Grid, channels: int, classes: int, usual: Grid) -> str:
+    """The error of a forward pass, with contents for images that are smaller than usual."""
+    failure = _failure(config, size, channels, classes, "meta")
     if not failure and max(size) < max(usual):
         failure = _failure(config, size, channels, classes, "cpu")
-    if failure and not _failure(config, usual, channels, classes, "meta"):
-        side = f"{height}" if height == width else f"[{height},{width}]"
-        raise ConfigError(
-            f"model.name: {config.name} does not take images of {size[0]} × {size[1]} ({failure}). "
-            f"It was made for {height} × {width}: data.image_size={side}."
-        )
+    return failure
+
+
+def _next_size(
+    config: TimmConfig, size: Grid, channels: int, classes: int, usual: Grid
+) -> Grid | None:
+    """A size above `size` and below the usual one that the model takes; None if there is none among
+    squares of whole strides.
+    """
+    for step in (32, 64, 128):
+        side = ceil_div(max(size), step) * step
+        square = (side, side)
+        if max(size) < side < min(usual) and not _failure_at(
+            config, square, channels, classes, usual
+        ):
+            return square
+    return None
+
+
+def _words(size: Grid) -> str:
+    return f"{size[0]} × {size[1]}"
+
+
+def _setting(size: Grid) -> str:
+    return f"data.image_size={size[0] if size[0] == size[1] else f'[{size[0]},{size[1]}]'}"
 
 
 def _failure(config: TimmConfig, size: Grid, channels: int, classes: int, device: str) -> str:
@@ -120,7 +151,8 @@ def _failure(config: TimmConfig, size: Grid, channels: int, classes: int, device
     except ConfigError:
         raise
     except Exception as error:  # whatever a model of timm raises
-        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.150}"
+        said = str(error).strip().partition("\n")[0][:150]
+        return f"{type(error).__name__}: {said}" if said else type(error).__name__
     return ""
 
 

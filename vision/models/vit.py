@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from vision.models.attention import ObservedAttention, width_of_head
 from vision.models.configs import ViTConfig
-from vision.models.hidden_cells import HiddenCells
 from vision.models.layers import (
     Classifier,
     DropPath,
@@ -32,7 +31,7 @@ from vision.models.pooling import AttentionPool, build_pooling
 from vision.models.positions.added import added_positions
 from vision.models.positions.relative import RelativeBias
 from vision.models.positions.rotary import Rotation, rotary_positions, rotate
-from vision.models.stems import build_stem
+from vision.models.stems import HiddenCells, build_stem
 
 HEAD = ("norm", "pooling", "representation", "projection", "head", "head_dist")
 """Modules after the last block."""

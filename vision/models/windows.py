@@ -18,8 +18,8 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from vision.config import ConfigError, pair, parse
-from vision.models.configs import AnySwinConfig, SwinV2Config, Window, per_stage
+from vision.config import ConfigError, Window, pair, parse, per_stage
+from vision.models.configs import AnySwinConfig, SwinV2Config
 from vision.models.layers import Grid, ceil_div
 
 

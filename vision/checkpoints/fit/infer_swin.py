@@ -15,8 +15,7 @@ from vision.checkpoints.fit.infer_vit import PLAIN
 from vision.checkpoints.fit.stored_windows import StoredStage, stored_stages, window_setting
 from vision.checkpoints.layouts.rules import count, mlp_ratio, need, stem_shape
 from vision.checkpoints.metadata import StoredWeights
-from vision.config import Config, ConfigError, Size, pair, parse, square
-from vision.models.configs import Window, per_stage
+from vision.config import Config, ConfigError, Size, Window, pair, parse, per_stage, square
 from vision.models.layers import Grid, ceil_div
 from vision.models.windows import clip_windows, stage_grids
 

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from vision.checkpoints.open import OpenedModel
-from vision.config import ConfigError, pair
+from vision.config import ConfigError, pair, per_stage
 from vision.models.attention import width_of_head
 from vision.models.configs import (
     AnySwinConfig,
+    LRNetConfig,
     SwinConfig,
     SwinV2Config,
     TimmConfig,
     ViTConfig,
-    per_stage,
 )
 from vision.models.layers import Grid
 from vision.models.positions.added import LearnedPositions
@@ -139,6 +139,11 @@ def own_config(export: Export) -> ViTConfig | AnySwinConfig:
         raise ConfigError(
             f"The weights are those of timm's {config.name}; only ViT and Swin of this project are "
             f"converted. Save `model.model.state_dict()` for timm."
+        )
+    if isinstance(config, LRNetConfig):
+        raise ConfigError(
+            "No other library has an LR-Net; format=vision keeps it. `vision export` writes ONNX "
+            "or a program of torch.export."
         )
     return config
 

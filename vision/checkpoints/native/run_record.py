@@ -22,11 +22,18 @@ from vision.config import Config, ConfigError, Count, PositiveInt, Probability, 
 from vision.data.configs import DataConfig, Interpolation
 from vision.models.attention import width_of_head
 from vision.models.build import build_model
-from vision.models.configs import ModelConfig, SwinConfig, SwinV2Config, TimmConfig, ViTConfig
+from vision.models.configs import (
+    AnySwinConfig,
+    LRNetConfig,
+    ModelConfig,
+    OwnModelConfig,
+    TimmConfig,
+    ViTConfig,
+)
 from vision.models.stems import halvings
 from vision.models.windows import stage_windows
 
-_OwnModel = ViTConfig | SwinConfig | SwinV2Config
+_Patched = ViTConfig | AnySwinConfig
 Shapes = Mapping[str, Sequence[int]]
 Comparison = tuple[str, Any, Any]
 """A field of the record, its value there, and the value that the tensors have."""
@@ -224,11 +231,14 @@ def _check_timm(record: RunRecord, config: TimmConfig, shapes: Shapes, path: Pat
     return sum(buffer.numel() for buffer in model.buffers())
 
 
-def _compared(record: RunRecord, config: _OwnModel, shapes: Shapes) -> Iterator[Comparison]:
+def _compared(record: RunRecord, config: OwnModelConfig, shapes: Shapes) -> Iterator[Comparison]:
     """Every number of the record that is seen in a shape."""
-    yield from _stem(record, config, shapes)
     yield "the number of classes", len(record.classes), _axis(shapes, "head.weight", 0)
     blocks = _blocks(shapes)
+    if isinstance(config, LRNetConfig):
+        yield from _relations(record, config, shapes, blocks)
+        return
+    yield from _stem(record, config, shapes)
     if isinstance(config, ViTConfig):
         yield "model.depth", config.depth, blocks.get("", 0)
         yield "model.registers", config.registers, _axis(shapes, "reg_token", 1)
@@ -244,8 +254,7 @@ def _compared(record: RunRecord, config: _OwnModel, shapes: Shapes) -> Iterator[
             width = getattr(config, field) or 0
             yield f"model.{field}", width, _axis(shapes, f"{field}.weight", 0)
         return
-    depths = {str(stage): depth for stage, depth in enumerate(config.depths)}
-    yield "model.depths", depths, blocks
+    yield "model.depths", _depths(config), blocks
     for stage in range(len(config.depths)):
         yield _hidden(config.width * 2**stage, config.mlp_ratio, shapes, f"layers.{stage}.blocks.0")
     if config.positions == "absolute":
@@ -256,7 +265,25 @@ def _compared(record: RunRecord, config: _OwnModel, shapes: Shapes) -> Iterator[
         )
 
 
-def _stem(record: RunRecord, config: _OwnModel, shapes: Shapes) -> Iterator[Comparison]:
+def _relations(
+    record: RunRecord, config: LRNetConfig, shapes: Shapes, blocks: dict[str, int]
+) -> Iterator[Comparison]:
+    """The numbers of an LR-Net."""
+    first = "layers.0.blocks.0"
+    yield "channels", record.channels, _axis(shapes, "stem.proj.weight", 1)
+    yield "model.width", config.width, _axis(shapes, "stem.proj.weight", 0)
+    yield "model.depths", _depths(config), blocks
+    outer = config.width * config.expansion
+    yield "model.expansion · width", outer, _axis(shapes, f"{first}.expand.weight", 0)
+    groups = config.width // config.share
+    yield "width / model.share", groups, _axis(shapes, f"{first}.relation.key.weight", 0)
+
+
+def _depths(config: AnySwinConfig | LRNetConfig) -> dict[str, int]:
+    return {str(stage): depth for stage, depth in enumerate(config.depths)}
+
+
+def _stem(record: RunRecord, config: _Patched, shapes: Shapes) -> Iterator[Comparison]:
     """Channels, width and patch, by the shapes of the stem."""
     if config.stem in ("conv", "conv_whitened"):
         first = "whitening" if config.stem == "conv_whitened" else "convs.0"
@@ -296,10 +323,12 @@ def _blocks(shapes: Shapes) -> dict[str, int]:
     return {stage: len(blocks) for stage, blocks in found.items()}
 
 
-def _derived(record: RunRecord, config: _OwnModel) -> int:
+def _derived(record: RunRecord, config: OwnModelConfig) -> int:
     """The approximate size of the largest table that follows from the size of the images: the
     positions of every token, or a mask or bias for every pair of tokens of a window or image.
     """
+    if isinstance(config, LRNetConfig):
+        return config.neighbourhood**2
     cells = _cells(record, config)
     if isinstance(config, ViTConfig):
         return cells * (config.width if config.relative_bias == "none" else cells)
@@ -307,7 +336,7 @@ def _derived(record: RunRecord, config: _OwnModel) -> int:
     return cells * max(math.prod(window) for window in windows)
 
 
-def _cells(record: RunRecord, config: _OwnModel) -> int:
+def _cells(record: RunRecord, config: _Patched) -> int:
     """The number of patches of an image; an incomplete one counts."""
     sides = zip(record.preprocess.image_size, pair(config.patch_size), strict=True)
     return math.prod(-(-pixels // patch) for pixels, patch in sides)

@@ -65,7 +65,7 @@ def output_folder(config: EvalConfig, checkpoint: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _unwritable(folder, error) from error
+        raise unwritable(folder, error) from error
     return folder
 
 
@@ -112,7 +112,7 @@ def save(folder: Path, config: EvalConfig, report: Report, answers: Sequence[Ans
         for path, answer in zip(tables, answers, strict=bool(tables)):
             write_predictions(path, answer, config.probabilities)
     except OSError as error:
-        raise _unwritable(folder, error) from error
+        raise unwritable(folder, error) from error
     return report
 
 
@@ -121,7 +121,8 @@ def _file_name(name: str) -> str:
     return re.sub(r"[^\w.=+-]+", "-", name).strip("-")
 
 
-def _unwritable(folder: Path, error: OSError) -> ConfigError:
+def unwritable(folder: Path, error: OSError) -> ConfigError:
+    """The error of a folder that cannot be written to."""
     reason, path = error.strerror or error, error.filename or folder
     return ConfigError(
         f"output: {path} cannot be written: {reason}. Choose output=… or save=false."

@@ -6,6 +6,7 @@ from torch import nn
 
 from vision.inspection.capture.captured import Anatomy, CaptureError, Pool
 from vision.models.layers import Grid
+from vision.models.lr_net import LRNet
 from vision.models.swin import Swin
 from vision.models.vit import ViT
 
@@ -26,6 +27,12 @@ def anatomy_of(model: nn.Module) -> Anatomy:
     if isinstance(own, Swin):
         patch = own.patch_embed.patch
         return Anatomy((), patch, "mean", own.norm, _linear(own.head), last=own.norm)
+    if any(isinstance(module, LRNet) for module in model.modules()):
+        raise CaptureError(
+            "An LR-Net has no attention between tokens: each pixel attends to its own "
+            "neighbourhood, which no attention method follows. Choose a ViT or a Swin "
+            "(model=vit_mini, model=swin_mini)."
+        )
     inner: Any = _unwrapped(model)
     patch = patch_of(model)
     match type(inner).__module__.split(".")[0]:

@@ -44,8 +44,8 @@ def method_of(config: MaskedConfig, encoder: Classifier) -> Literal["mae", "simm
     """MAE or SimMIM, or a refusal with the one that works."""
     if not isinstance(encoder, ViT | Swin):
         raise ConfigError(
-            "task=masked pretrains the ViT, Swin and Swin V2 of this project: a model of timm "
-            "cannot hide its tokens. Choose model=vit_base, model=swin_tiny, …"
+            "task=masked pretrains the ViT, Swin and Swin V2 of this project: an LR-Net or a "
+            "model of timm cannot hide its tokens. Choose model=vit_base, model=swin_tiny, …"
         )
     vit = isinstance(encoder, ViT)
     method = ("mae" if vit else "simmim") if config.method == "auto" else config.method

@@ -24,8 +24,8 @@ from vision.checkpoints.layouts.timm.timm_candidates import (
 )
 from vision.checkpoints.layouts.timm.timm_models import describe
 from vision.checkpoints.layouts.timm.timm_names import NORM_AFTER_POOL, SWIN, VIT
-from vision.config import pair
-from vision.models.configs import SwinConfig, SwinV2Config, ViTConfig, per_stage
+from vision.config import pair, per_stage
+from vision.models.configs import SwinConfig, SwinV2Config, ViTConfig
 from vision.models.positions.rotary import dinov3_periods
 from vision.models.swin import Swin
 from vision.models.windows import clip_windows
