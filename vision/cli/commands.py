@@ -268,6 +268,8 @@ def _export(config: ExportConfig) -> int:
     result = export(_load(config.checkpoint, config, "cpu"), config)
     print(f"{result.file}: run and compared with the model,", end=" ")
     print(f"largest difference of a probability {result.difference:.1e}.")
+    if result.reduced is not None:
+        print(f"{result.reduced}.")
     return 0
 
 
