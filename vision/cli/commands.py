@@ -14,6 +14,7 @@ from vision.data.configs import DataConfig
 from vision.data.tools.configs import DataCommandConfig, PrepareConfig
 from vision.evaluation.configs import AverageConfig, EvalConfig
 from vision.inference.configs import ExportConfig, PredictConfig
+from vision.inference.publish.configs import PublishConfig
 from vision.inference.serve.configs import ServeConfig
 from vision.inference.visualize.configs import VisualizeConfig
 from vision.models.configs import AutoModelConfig, ModelChoice
@@ -273,6 +274,12 @@ def _export(config: ExportConfig) -> int:
     return 0
 
 
+def _publish(config: PublishConfig) -> int:
+    from vision.cli.publishing import run
+
+    return run(config, lambda: _load(config.checkpoint, config, "cpu"))
+
+
 def _print(result: Any) -> None:
     """Print a mapping as JSON, anything else with rich."""
     if isinstance(result, dict):
@@ -307,6 +314,11 @@ COMMANDS = {
     "serve": Command("answer over HTTP, and on a live page", ServeConfig, _serve),
     "export": Command(
         "export a checkpoint to ONNX, torch.export or safetensors", ExportConfig, _export
+    ),
+    "publish": Command(
+        "write a folder with a model card for the Hugging Face hub, and upload it",
+        PublishConfig,
+        _publish,
     ),
     "convert": Command("convert weights to the format of another library", ConvertConfig, _convert),
     "compare": Command(

@@ -6,9 +6,7 @@ on noise; the export fails if probabilities differ by more than a limit.
 
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vision.config import ConfigError
 from vision.data.sources.shapes import Shapes
 from vision.inference.configs import ExportConfig
 from vision.inference.export_readme import readme
 from vision.inference.image_files import beside_checkpoint
+from vision.inference.new_folder import check_new, new_folder
 from vision.inference.onnx_files import OnnxModel, check_packages, example, write_onnx
 from vision.inference.predict import Loaded
 from vision.inference.reduced_precision import (
@@ -57,13 +55,10 @@ def export(loaded: Loaded, config: ExportConfig) -> Exported:
     name = config.format if config.precision == "fp32" else f"{config.format}-{config.precision}"
     beside = beside_checkpoint(config.checkpoint, loaded.opened.path)
     folder = config.output or beside / "export" / name
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"output: {folder} already exists; remove it or choose another.")
+    check_new(folder)
     images = None if config.precision == "fp32" else images_to_measure(loaded, config)
     loaded.model.requires_grad_(False).cpu()
-    with _scratch(folder) as scratch:
-        part = scratch / "export"  # with the usual permissions, unlike its parent
-        part.mkdir()
+    with new_folder(folder) as part:
         file = part / FILES[config.format]
         run = _write(loaded, config, file)
         difference = largest_difference(loaded, run)
@@ -74,8 +69,8 @@ def export(loaded: Loaded, config: ExportConfig) -> Exported:
             )
         reduced = None
         if images is not None:
-            full = file.rename(scratch / "fp32.onnx")
-            reduced = write_reduced(loaded, config, images, full, scratch)
+            full = file.rename(part.parent / "fp32.onnx")
+            reduced = write_reduced(loaded, config, images, full, part.parent)
             reduced.file.rename(file)
             difference = largest_difference(loaded, OnnxModel(file))
         preprocess = asdict(loaded.preprocess)
@@ -92,7 +87,6 @@ def export(loaded: Loaded, config: ExportConfig) -> Exported:
         for name, text in texts.items():
             part.joinpath(name).write_text(text, encoding="utf-8")
         shutil.copymode(part / "README.md", file)  # some libraries write files for the owner only
-        part.rename(folder)
     return Exported(folder / file.name, difference, reduced)
 
 
@@ -161,16 +155,3 @@ def _weights(loaded: Loaded, file: Path) -> Callable[[Tensor], Tensor]:
     save_file({n: t.contiguous() for n, t in loaded.model.state_dict().items()}, file)
     tensors = load_file(file)
     return lambda images: torch.func.functional_call(loaded.model, tensors, (images,))
-
-
-@contextmanager
-def _scratch(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside the final one, which a renaming puts in place."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = tempfile.TemporaryDirectory(prefix=".export-", dir=folder.parent)
-    except OSError as error:
-        reason = error.strerror or error
-        raise ConfigError(f"output: {folder} cannot be written: {reason}.") from error
-    with scratch as name:
-        yield Path(name)
