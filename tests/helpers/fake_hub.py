@@ -9,7 +9,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 
+import yaml
+
 TOKEN = "hf_write"
+LICENSES = ("mit", "apache-2.0")
 
 
 class FakeHub(ThreadingHTTPServer):
@@ -80,6 +83,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.answer({"error": "Invalid username or password."}, 401)
         elif hub.refuse is not None and hub.refuse in path:
             self.answer({"error": "You do not have the required permissions"}, 403)
+        elif path == "/api/validate-yaml":
+            front = yaml.safe_load(json.loads(content)["content"].split("---")[1])
+            known = front["license"] in LICENSES
+            errors = [] if known else [{"message": '"license" must be one of a list'}]
+            self.answer({"errors": errors, "warnings": [], "error": ""}, 200 if known else 400)
         elif path == "/api/repos/create":
             given = json.loads(content)
             name = f"{given.get('organization') or 'me'}/{given['name']}"

@@ -139,16 +139,29 @@ def test_folder_is_uploaded_in_one_commit_as_it_is(
     assert hub.private == {"me/bears": True} and len(hub.commits) == 1
 
 
-@pytest.mark.parametrize("refused", ["/repos/create", "/preupload/", "/commit/"])
+@pytest.mark.parametrize(
+    ("refused", "license", "status", "said_there"),
+    [
+        ("/repos/create", "mit", "403", "required permissions"),
+        ("/commit/", "mit", "403", "required permissions"),
+        (None, "my-own", "", '"license" must be one of'),
+    ],
+)
 def test_refused_upload_is_one_line_and_the_folder_stays(
-    refused: str, tmp_path: Path, hub: FakeHub, capsys: Capture
+    refused: str | None,
+    license: str,
+    status: str,
+    said_there: str,
+    tmp_path: Path,
+    hub: FakeHub,
+    capsys: Capture,
 ) -> None:
     hub.refuse = refused
     run = a_run(tmp_path / "run")
-    words = ["evaluate=false", "push=true", "repository=me/bears", "license=mit"]
+    words = ["evaluate=false", "push=true", "repository=me/bears", f"license={license}"]
     assert main(["publish", f"checkpoint={run}", *words]) == 1
     said = [line for line in capsys.readouterr().err.splitlines() if "note:" not in line]
-    assert len(said) == 1 and "403" in said[0] and "required permissions" in said[0]
+    assert len(said) == 1 and status in said[0] and said_there in said[0]
     assert f"hf upload me/bears {run / 'publish'}" in said[0]
     assert (run / "publish" / "model.safetensors").is_file() and not hub.commits
 

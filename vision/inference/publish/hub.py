@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vision.config import ConfigError, UserError
+from vision.config import ConfigError, UserError, abridged
 
 
 class PushError(UserError):
@@ -48,5 +48,4 @@ def _reason(error: Exception) -> str:
     said = getattr(error, "server_message", None) or str(error) or type(error).__name__
     response = getattr(error, "response", None)
     status = f"HTTP {response.status_code}, " if response is not None else ""
-    line = next((line.strip() for line in said.splitlines() if line.strip()), said)
-    return f"{status}{line.rstrip('.')}"
+    return f"{status}{abridged(' '.join(said.split())).rstrip('.')}"
