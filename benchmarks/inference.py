@@ -1,17 +1,18 @@
-"""Latency and throughput of a model run in four ways: eager, compiled, exported, ONNX.
+"""Latency and throughput of a model run in several ways: eager, compiled, exported, ONNX.
 
     python benchmarks/inference.py --quick            # half a minute: does everything run?
     python benchmarks/inference.py --models vit_small swin_tiny --batch 1 8
     python benchmarks/inference.py --checkpoint outputs/…
 
-"exported" and "onnx" are the files that `vision export` writes; "compiled" is torch.compile for
-each batch size separately; eager and compiled run inside `static_bias`, as evaluation does. Before
-anything is timed, the outputs of all ways are compared with eager's. Then every way runs once per
-round, each round starting with another one, all with the same number of threads (`--threads`). The
-table shows medians over the rounds: CPU and wall time of a batch, images per second of wall time,
-and the ratio of CPU times to eager in the same round with its range. "eager again" is the same
-model a second time: its deviation from 1 is noise. On a busy machine wall times include waiting;
-the ratios do not.
+"exported" and "onnx" (fp32, fp16, int8) are the files that `vision export` writes, here whatever
+their accuracy; "compiled" is torch.compile for each batch size separately; eager and compiled run
+inside `static_bias`, as evaluation does. Before anything is timed, the outputs of all ways are
+compared with eager's. Then every way runs once per round, each round starting with another one, all
+with the same number of threads (`--threads`). The table shows medians over the rounds: CPU and wall
+time of a batch, images per second of wall time, the ratio of CPU times to eager in the same round
+with its range, and how many times as fast as "onnx" in the same round each way is. "eager again" is
+the same model a second time: its deviation from 1 is noise. On a busy machine wall times include
+waiting; the ratios do not.
 """
 
 import argparse
@@ -33,14 +34,16 @@ from torch import Tensor
 from vision.checkpoints.native.checkpoint import write_checkpoint
 from vision.cli.composition import compose
 from vision.config import parse
+from vision.data.sources.build_source import describe
 from vision.inference.configs import ExportConfig
 from vision.inference.export import export
+from vision.inference.onnx_files import OnnxModel
 from vision.inference.predict import Loaded, load
 from vision.models.build import build_model
 from vision.models.layers import static_bias
 from vision.training.configs import TrainConfig
 
-WAYS = ("eager", "eager again", "compiled", "exported", "onnx")
+WAYS = ("eager", "eager again", "compiled", "exported", "onnx", "onnx fp16", "onnx int8")
 WARM_UP = 2
 Run = Callable[[Tensor], Tensor]
 Figures = dict[str, dict[str, float]]
@@ -48,12 +51,14 @@ Figures = dict[str, dict[str, float]]
 
 def a_checkpoint(name: str, folder: Path) -> Path:
     """A checkpoint of a model with random weights, for images of 224 pixels and 1,000 classes."""
-    overrides = [f"model={name}", "data.image_size=224"]
+    few = ["data.train_samples=16", "data.val_samples=8"]  # for the ranges of int8
+    overrides = [f"model={name}", "data.image_size=224", *few]
     config = parse(TrainConfig, compose("train", overrides)[0])
     model = build_model(config.model, (224, 224), classes=1000)  # type: ignore[arg-type]
+    names = describe(config.data).classes or ()
     record = {
         "config": config.model_dump(mode="json"),
-        "classes": [str(number) for number in range(1000)],
+        "classes": [*names, *(str(number) for number in range(1000 - len(names)))],
         "channels": 3,
         "step": 0,
         "preprocess": {
@@ -69,10 +74,12 @@ def a_checkpoint(name: str, folder: Path) -> Path:
     return path
 
 
-def exported(loaded: Loaded, kind: str, folder: Path) -> Path:
+def exported(loaded: Loaded, kind: str, folder: Path, precision: str = "fp32") -> Path:
     """The file that `vision export` writes and verifies."""
-    values = compose("export", ["checkpoint=-", f"format={kind}", f"output={folder / kind}"])[0]
-    return export(loaded, parse(ExportConfig, values)).file
+    place = f"output={folder / kind}-{precision}"
+    any_loss = ["max_accuracy_loss=1", "loader.workers=0"]
+    words = ["checkpoint=-", f"format={kind}", f"precision={precision}", place, *any_loss]
+    return export(loaded, parse(ExportConfig, compose("export", words)[0])).file
 
 
 def ways(loaded: Loaded, folder: Path, wanted: list[str], threads: int) -> dict[str, Run]:
@@ -88,19 +95,10 @@ def ways(loaded: Loaded, folder: Path, wanted: list[str], threads: int) -> dict[
             case "exported":
                 program = torch.export.load(exported(loaded, "torch_export", folder))
                 runs[way] = program.module()
-            case "onnx":
-                runs[way] = onnx_run(exported(loaded, "onnx", folder), threads)
+            case "onnx" | "onnx fp16" | "onnx int8":
+                precision = way.removeprefix("onnx").strip() or "fp32"
+                runs[way] = OnnxModel(exported(loaded, "onnx", folder, precision), threads)
     return runs
-
-
-def onnx_run(file: Path, threads: int) -> Run:
-    """An ONNX file, run by onnxruntime on the CPU with this number of threads."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = threads, 3
-    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
 
 
 def measure(runs: dict[str, Run], images: Tensor, rounds: int) -> Figures:
@@ -132,6 +130,9 @@ def measure(runs: dict[str, Run], images: Tensor, rounds: int) -> Figures:
             "highest_ratio": max(ratios),
             "difference": differences[name],
         }
+        if "onnx" in cpu:
+            faster = [onnx / own for own, onnx in zip(cpu[name], cpu["onnx"], strict=True)]
+            figures[name]["times_onnx"] = statistics.median(faster)
     return figures
 
 
@@ -141,7 +142,15 @@ def table(results: dict[str, Figures], threads: int, rounds: int) -> Table:
     result = Table(title=f"Inference on the CPU, {times}")
     for title in ("model", "batch", "way"):
         result.add_column(title)
-    for title in ("CPU ms", "wall ms", "images/s", "CPU / eager \\[range]", "logits differ by"):
+    numbers = (
+        "CPU ms",
+        "wall ms",
+        "images/s",
+        "CPU / eager \\[range]",
+        "× onnx",
+        "logits differ by",
+    )
+    for title in numbers:
         result.add_column(title, justify="right")
     for row, figures in results.items():
         model, batch = row.rsplit("/", 1)
@@ -155,6 +164,7 @@ def table(results: dict[str, Figures], threads: int, rounds: int) -> Table:
                 f"{1000 * values['wall_seconds']:.1f}",
                 f"{values['images_per_second']:.1f}",
                 f"{values['ratio']:.3f} \\[{span}]",
+                f"{values['times_onnx']:.2f}" if "times_onnx" in values else "",
                 f"{values['difference']:.1e}",
             )
         result.add_section()

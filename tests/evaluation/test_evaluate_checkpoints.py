@@ -80,6 +80,7 @@ def test_files_agree_with_each_other_and_with_scikit_learn(
         assert row["predicted"] == row["top1"] == names[answer]
         assert row["correct"] == str(row["label"] == row["predicted"])
     assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
+    assert (tmp_path / "out" / "confusion.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_files_are_by_default_in_the_folder_of_the_run(runs: Path, capsys: Capture) -> None:
@@ -88,7 +89,8 @@ def test_files_are_by_default_in_the_folder_of_the_run(runs: Path, capsys: Captu
     evaluate(capsys, f"checkpoint={runs / 'b'}", *given, "augmentation=flip", "split=test")
     found = {str(p.relative_to(runs / "b" / "evaluation")) for p in runs.glob("b/evaluation/*/*")}
     folders = ("val", "test-flip")
-    assert found == {f"{f}/report.{kind}" for f in folders for kind in ("json", "html")}
+    names = ("report.json", "report.html", "confusion.png")
+    assert found == {f"{folder}/{name}" for folder in folders for name in names}
 
 
 def test_flips_at_test_time_are_reported_beside_the_usual_numbers(

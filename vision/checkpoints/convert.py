@@ -24,7 +24,7 @@ from vision.checkpoints.layouts.huggingface.export_huggingface import (
 )
 from vision.checkpoints.layouts.timm.export_timm import timm_model
 from vision.checkpoints.native.checkpoint import write_checkpoint
-from vision.checkpoints.open import open_model
+from vision.checkpoints.open import OpenedModel, open_model
 from vision.config import ConfigError, suggest
 from vision.files import replacing
 from vision.models.configs import ModelChoice
@@ -66,6 +66,11 @@ def convert(
     opened = open_model(
         place, model=model, weights=weights, rename=rename, setting="source", **given
     )
+    return write_as(opened, format, output)
+
+
+def write_as(opened: OpenedModel, format: Format, output: Path) -> Conversion:
+    """Write an open model to a new folder or file; see `convert`."""
     export = Export(opened, opened.tensors)
     if opened.decoder and format != "mae":
         export.notes.append("The decoder of masked pretraining is left out; format=mae has it.")

@@ -23,6 +23,7 @@ from vision.data.configs import ImageNetFamilyConfig
 from vision.data.tools.configs import DataCommandConfig, PrepareConfig
 from vision.evaluation.configs import AverageConfig, EvalConfig
 from vision.inference.configs import ExportConfig, PredictConfig
+from vision.inference.publish.configs import PublishConfig
 from vision.inference.serve.configs import ServeConfig
 from vision.inference.visualize.configs import VisualizeConfig
 from vision.sweeps.configs import CompareConfig
@@ -218,7 +219,15 @@ def _export(config: ExportConfig) -> int:
     result = export(_load(config.checkpoint, config, "cpu"), config)
     print(f"{result.file}: run and compared with the model,", end=" ")
     print(f"largest difference of a probability {result.difference:.1e}.")
+    if result.reduced is not None:
+        print(f"{result.reduced}.")
     return 0
+
+
+def _publish(config: PublishConfig) -> int:
+    from vision.cli.publishing import run
+
+    return run(config, lambda: _load(config.checkpoint, config, "cpu"))
 
 
 COMMANDS = {
@@ -247,6 +256,11 @@ COMMANDS = {
     "serve": Command("answer over HTTP, and on a live page", ServeConfig, _serve),
     "export": Command(
         "export a checkpoint to ONNX, torch.export or safetensors", ExportConfig, _export
+    ),
+    "publish": Command(
+        "write a folder with a model card for the Hugging Face hub, and upload it",
+        PublishConfig,
+        _publish,
     ),
     "convert": Command("convert weights to the format of another library", ConvertConfig, _convert),
     "compare": Command(

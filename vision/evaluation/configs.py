@@ -70,7 +70,7 @@ class EvalConfig(SizedConfig):
     output: OutputFolder | None
     """Folder of the files; null: evaluation/ in the run's folder or in the current one."""
     save: bool
-    """Write report.json, report.html and the predictions; false: print only."""
+    """Write report.json, report.html, confusion.png and the predictions; false: print only."""
     predictions: Literal["csv", "parquet", "none"]
     """Format of the table of predictions; parquet needs pyarrow."""
     probabilities: Literal["top5", "all"]

@@ -104,7 +104,7 @@ class Predictions:
 
 
 def predict(
-    model: Classifier,
+    model: nn.Module,
     batches: Iterable[Batch],
     samples: int,
     preprocess: Preprocess,
@@ -145,6 +145,7 @@ def predict(
                 first, *others = (view.contiguous(memory_format=layout) for view in seen)
                 pooled = None
                 if keep_features:
+                    assert isinstance(model, Classifier)
                     tokens = model.forward_features(first)
                     pooled = model.pool(tokens).flatten(1)
                     outputs = [model.forward_head(tokens)]

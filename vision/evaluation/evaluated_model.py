@@ -1,7 +1,7 @@
 """A model with the images that it is evaluated on, in terms of its classes."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from vision.data.configs import (
     EvalDataConfig,
     FolderConfig,
     ImageNetFamilyConfig,
+    Split,
 )
 from vision.data.preprocess import Preprocess, resolve_preprocess
 from vision.data.sources.build_source import build_source, describe
@@ -90,14 +91,29 @@ def open_evaluated_model(place: str, config: EvalConfig, device: torch.device) -
     opened, preprocess, notes = open_for_evaluation(place, config, device)
     data = config.data or own_data(opened)
     assert not isinstance(data, ImageNetFamilyConfig)  # evaluated by evaluate_family.py
-    classes, assumed = class_names(opened, config.class_names, data)
-    source = build_source(data, config.split)
-    _check_labels(opened, source, place)
-    if source.multi_label and config.neighbours:
+    found = with_images(opened, place, preprocess, data, config.split, config.class_names)
+    if found.source.multi_label and config.neighbours:
         raise ConfigError(
             f"neighbours = {config.neighbours}: neighbours vote for one class per image, but these "
             "images have several labels; use neighbours=0."
         )
+    return replace(found, notes=(*notes, *found.notes))
+
+
+def with_images(
+    opened: OpenedModel,
+    place: str,
+    preprocess: Preprocess,
+    data: DataConfig,
+    split: Split,
+    names: Path | None = None,
+) -> EvaluatedModel:
+    """A model that is open already, together with the images of a split. `names`: a file with the
+    names of its classes.
+    """
+    classes, assumed = class_names(opened, names, data)
+    source = build_source(data, split)
+    _check_labels(opened, source, place)
     labels, matched = match_classes(classes, source, place)
     return EvaluatedModel(
         checkpoint=shown_path(place, opened),
@@ -107,7 +123,7 @@ def open_evaluated_model(place: str, config: EvalConfig, device: torch.device) -
         data=data,
         source=source,
         labels=labels,
-        notes=tuple(note for note in (*notes, assumed, matched) if note),
+        notes=tuple(note for note in (assumed, matched) if note),
     )
 
 

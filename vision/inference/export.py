@@ -5,39 +5,33 @@ on noise; the export fails if probabilities differ by more than a limit.
 """
 
 import json
-import logging
 import shutil
-import tempfile
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vision.config import ConfigError, UserError
 from vision.data.sources.shapes import Shapes
 from vision.inference.configs import ExportConfig
 from vision.inference.export_readme import readme
+from vision.inference.new_folder import check_new, new_folder
+from vision.inference.onnx_files import OnnxModel, check_packages, example, write_onnx
 from vision.inference.predict import Loaded, beside_checkpoint
+from vision.inference.reduced_precision import (
+    ExportError,
+    Reduced,
+    images_to_measure,
+    write_reduced,
+)
 from vision.models.layers import probabilities, static_bias
 from vision.terminal import tracked
-
-if TYPE_CHECKING:
-    from onnxruntime import InferenceSession  # type: ignore[import-untyped]
 
 FILES = {"onnx": "model.onnx", "torch_export": "model.pt2", "safetensors": "model.safetensors"}
 BATCHES = (1, 2, 5)
 """Batch sizes that an export is tested with; none of them is the one that it was traced with."""
-TRACED_BATCH = 3
-
-
-class ExportError(UserError):
-    """An export whose outputs differ from those of the model."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +41,8 @@ class Exported:
     file: Path
     difference: float
     """Largest difference of a probability."""
+    reduced: Reduced | None = None
+    """Of a file in fp16 or int8."""
 
 
 def export(loaded: Loaded, config: ExportConfig) -> Exported:
@@ -54,13 +50,13 @@ def export(loaded: Loaded, config: ExportConfig) -> Exported:
 
     The folder appears only after the exported model has been run and compared.
     """
-    folder = config.output or (
-        beside_checkpoint(config.checkpoint, loaded.opened.path) / "export" / config.format
-    )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"output: {folder} already exists; remove it or choose another.")
+    name = config.format if config.precision == "fp32" else f"{config.format}-{config.precision}"
+    beside = beside_checkpoint(config.checkpoint, loaded.opened.path)
+    folder = config.output or beside / "export" / name
+    check_new(folder)
+    images = None if config.precision == "fp32" else images_to_measure(loaded, config)
     loaded.model.requires_grad_(False).cpu()
-    with _scratch(folder) as part:
+    with new_folder(folder) as part:
         file = part / FILES[config.format]
         run = _write(loaded, config, file)
         difference = largest_difference(loaded, run)
@@ -69,13 +65,19 @@ def export(loaded: Loaded, config: ExportConfig) -> Exported:
                 f"{config.format}: probabilities differ by up to {difference:.2g} from the "
                 f"model's, more than tolerance={config.tolerance:g}; nothing was written."
             )
+        reduced = None
+        if images is not None:
+            full = file.rename(part.parent / "fp32.onnx")
+            reduced = write_reduced(loaded, config, images, full, part.parent)
+            reduced.file.rename(file)
+            difference = largest_difference(loaded, OnnxModel(file))
         preprocess = asdict(loaded.preprocess)
         del preprocess["origin"]
         texts = {
             "preprocess.json": json.dumps(preprocess, indent=1),
             "model.json": json.dumps(loaded.opened.config.model_dump(mode="json"), indent=1),
             "classes.txt": "\n".join(loaded.classes) + "\n",
-            "README.md": readme(config.format, file.name, loaded, difference),
+            "README.md": readme(config.format, file.name, loaded, difference, reduced),
         }
         if loaded.opened.multi_label:
             limits = dict(zip(loaded.classes, loaded.opened.thresholds, strict=True))
@@ -83,8 +85,7 @@ def export(loaded: Loaded, config: ExportConfig) -> Exported:
         for name, text in texts.items():
             part.joinpath(name).write_text(text, encoding="utf-8")
         shutil.copymode(part / "README.md", file)  # some libraries write files for the owner only
-        part.rename(folder)
-    return Exported(folder / file.name, difference)
+    return Exported(folder / file.name, difference, reduced)
 
 
 def largest_difference(loaded: Loaded, run: Callable[[Tensor], Tensor]) -> float:
@@ -130,47 +131,16 @@ def _write(loaded: Loaded, config: ExportConfig, file: Path) -> Callable[[Tensor
             return _weights(loaded, file)
 
 
-def _example(loaded: Loaded) -> Tensor:
-    preprocess = loaded.preprocess
-    return torch.zeros(TRACED_BATCH, preprocess.channels, *preprocess.image_size)
-
-
 def _onnx(loaded: Loaded, opset: int, file: Path) -> Callable[[Tensor], Tensor]:
-    try:
-        import onnxruntime
-        import onnxscript  # noqa: F401 (torch.onnx needs it)
-    except ImportError as error:
-        raise ConfigError(
-            f"format=onnx needs the package {error.name}: pip install 'vit-swin[export]'."
-        ) from error
-    with static_bias(loaded.model), _quiet():
-        program = torch.onnx.export(
-            loaded.model,
-            (_example(loaded),),
-            dynamo=True,
-            opset_version=opset,
-            input_names=["images"],
-            output_names=["logits"],
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
-            verbose=False,
-        )
-    assert program is not None
-    written = program.model.opset_imports[""]
-    if written != opset:  # torch falls back to another version and only logs that
-        raise ConfigError(f"opset: torch cannot write {opset}, only {written}; opset=20 is usual.")
-    program.save(file, external_data=False)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session: InferenceSession = onnxruntime.InferenceSession(
-        file, options, providers=["CPUExecutionProvider"]
-    )
-    return lambda images: torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
+    check_packages()
+    write_onnx(loaded, opset, file)
+    return OnnxModel(file)
 
 
 def _program(loaded: Loaded, file: Path) -> Callable[[Tensor], Tensor]:
     with static_bias(loaded.model):
         program = torch.export.export(
-            loaded.model, (_example(loaded),), dynamic_shapes=({0: torch.export.Dim("batch")},)
+            loaded.model, (example(loaded),), dynamic_shapes=({0: torch.export.Dim("batch")},)
         )
     torch.export.save(program, file)
     module = torch.export.load(file).module()
@@ -183,29 +153,3 @@ def _weights(loaded: Loaded, file: Path) -> Callable[[Tensor], Tensor]:
     save_file({n: t.contiguous() for n, t in loaded.model.state_dict().items()}, file)
     tensors = load_file(file)
     return lambda images: torch.func.functional_call(loaded.model, tensors, (images,))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress the exporter's own messages."""
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
-
-
-@contextmanager
-def _scratch(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside the final one, which a renaming puts in place."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = tempfile.TemporaryDirectory(prefix=".export-", dir=folder.parent)
-    except OSError as error:
-        reason = error.strerror or error
-        raise ConfigError(f"output: {folder} cannot be written: {reason}.") from error
-    with scratch as name:
-        part = Path(name) / "export"  # with the usual permissions, unlike its parent
-        part.mkdir()
-        yield part

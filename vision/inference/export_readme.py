@@ -2,6 +2,7 @@
 
 from vision import __version__
 from vision.inference.predict import Loaded
+from vision.inference.reduced_precision import Reduced
 
 _IMPORTS = {
     "onnx": "import onnxruntime",
@@ -76,7 +77,9 @@ _NEEDS = {
 }
 
 
-def readme(kind: str, file: str, loaded: Loaded, difference: float) -> str:
+def readme(
+    kind: str, file: str, loaded: Loaded, difference: float, reduced: Reduced | None = None
+) -> str:
     """The README of an export in Markdown."""
     height, width = loaded.preprocess.image_size
     several = loaded.opened.multi_label
@@ -86,13 +89,14 @@ def readme(kind: str, file: str, loaded: Loaded, difference: float) -> str:
         if several
         else ""
     )
+    bits = "" if reduced is None else f"\n\n{reduced}."
     return f"""# An image classifier ({kind})
 
 {len(loaded.classes)} classes; images of {height} × {width} pixels; batches of any size.
 Requirements: {_NEEDS[kind]}.
 
 Written by vision {__version__}. The export was run beside the original model: probabilities differ
-by at most {difference:.1e}.
+by at most {difference:.1e}.{bits}
 
 - `{file}`: the model
 - `model.json`: its settings, such as width and depth

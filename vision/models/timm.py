@@ -22,7 +22,7 @@ class TimmModel(Classifier):
     def __init__(self, config: TimmConfig, image_size: Grid, channels: int, classes: int) -> None:
         super().__init__()
         self.config = config
-        self.model = _create(config, image_size, channels, classes)
+        self.model, self.arguments = _create(config, image_size, channels, classes)
         if config.checkpoint_activations:
             self.model.set_grad_checkpointing(enable=True)
         self.layers: dict[str, int] = {}
@@ -147,7 +147,8 @@ def _failure(config: TimmConfig, size: Grid, channels: int, classes: int, device
     """The error of a forward pass; empty if there is none."""
     try:
         with torch.random.fork_rng(devices=[]), torch.device(device), torch.no_grad():
-            _create(config, size, channels, classes).eval()(torch.zeros(1, channels, *size))
+            model, _ = _create(config, size, channels, classes)
+            model.eval()(torch.zeros(1, channels, *size))
     except ConfigError:
         raise
     except Exception as error:  # whatever a model of timm raises
@@ -156,7 +157,10 @@ def _failure(config: TimmConfig, size: Grid, channels: int, classes: int, device
     return ""
 
 
-def _create(config: TimmConfig, size: Grid, channels: int, classes: int) -> Any:
+def _create(
+    config: TimmConfig, size: Grid, channels: int, classes: int
+) -> tuple[Any, dict[str, Any]]:
+    """timm's model, and what it was asked for of the images."""
     if not timm.is_model(config.name):
         known = timm.list_models()
         raise ConfigError(
@@ -168,10 +172,11 @@ def _create(config: TimmConfig, size: Grid, channels: int, classes: int) -> Any:
     try:
         try:
             # Most transformers must know their image size; the others refuse the argument.
-            return timm.create_model(config.name, img_size=size, **arguments)
+            model = timm.create_model(config.name, img_size=size, **arguments)
+            return model, {"in_chans": channels, "img_size": list(size)}
         except TypeError as error:
             if "img_size" not in str(error):
                 raise
-        return timm.create_model(config.name, **arguments)
+        return timm.create_model(config.name, **arguments), {"in_chans": channels}
     except TypeError as error:
         raise ConfigError(f"model: timm refuses to build {config.name}: {error}") from error

@@ -137,8 +137,8 @@ def own_config(export: Export) -> ViTConfig | AnySwinConfig:
     config = export.opened.config
     if isinstance(config, TimmConfig):
         raise ConfigError(
-            f"The weights are those of timm's {config.name}; only ViT and Swin of this project are "
-            f"converted. Save `model.model.state_dict()` for timm."
+            f"The weights are those of timm's {config.name}; this format is for ViT and Swin of "
+            f"this project. format=timm writes it."
         )
     if isinstance(config, LRNetConfig):
         raise ConfigError(

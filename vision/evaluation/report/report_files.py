@@ -1,4 +1,6 @@
-"""The files of an evaluation: report.json, report.html and the predictions of every image."""
+"""The files of an evaluation: report.json, report.html, the confusion matrix and the predictions of
+every image.
+"""
 
 import csv
 import json
@@ -22,9 +24,10 @@ from vision.data.sources.source import label_names
 from vision.evaluation.configs import EvalConfig
 from vision.evaluation.evaluated_model import Answers
 from vision.evaluation.metrics import chunks
-from vision.evaluation.model_metrics import Mistake, confident_mistakes
+from vision.evaluation.model_metrics import Mistake, ModelMetrics, confident_mistakes
 from vision.evaluation.multi_label_metrics import LabelMistake, confident_label_mistakes
 from vision.evaluation.report.eval_report import Report
+from vision.evaluation.report.evaluation_figures import confusion
 from vision.files import spreadsheet_cell
 from vision.inspection.explorer.self_contained import data_url, self_contained
 from vision.models.configs import AutoModelConfig
@@ -103,12 +106,20 @@ def save(folder: Path, config: EvalConfig, report: Report, answers: Sequence[Ans
     names = [""] if len(answers) == 1 else [f"-{_file_name(m.name)}" for m in report.models]
     tables = [folder / f"predictions{name}.{config.predictions}" for name in names]
     tables = [] if config.predictions == "none" else tables
-    report = replace(report, files=(folder / "report.json", folder / "report.html", *tables))
+    figures = {
+        folder / f"confusion{name}.png": confusion(model.name, model.results)
+        for name, model in zip(names, report.models, strict=True)
+        if isinstance(model.results, ModelMetrics)
+    }
+    written = (folder / "report.json", folder / "report.html", *figures, *tables)
+    report = replace(report, files=written)
     galleries = [gallery(answer, config.gallery, config.loader.max_pixels) for answer in answers]
     values = report.as_dict()
     try:
         report.files[0].write_text(json.dumps(values, indent=1), encoding="utf-8")
         report.files[1].write_text(page(values, galleries), encoding="utf-8")
+        for path, drawing in figures.items():
+            path.write_bytes(drawing.encoded("png"))
         for path, answer in zip(tables, answers, strict=bool(tables)):
             write_predictions(path, answer, config.probabilities)
     except OSError as error:

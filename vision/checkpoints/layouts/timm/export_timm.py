@@ -8,7 +8,6 @@ from torch import Tensor
 from vision.checkpoints.layouts.exporting import (
     Export,
     one_window,
-    own_config,
     position_rows,
     refuse,
     swin_of,
@@ -25,7 +24,7 @@ from vision.checkpoints.layouts.timm.timm_candidates import (
 from vision.checkpoints.layouts.timm.timm_models import describe
 from vision.checkpoints.layouts.timm.timm_names import NORM_AFTER_POOL, SWIN, VIT
 from vision.config import pair, per_stage
-from vision.models.configs import SwinConfig, SwinV2Config, ViTConfig
+from vision.models.configs import SwinConfig, SwinV2Config, TimmConfig, ViTConfig
 from vision.models.positions.rotary import dinov3_periods
 from vision.models.swin import Swin
 from vision.models.windows import clip_windows
@@ -33,36 +32,62 @@ from vision.models.windows import clip_windows
 
 def timm_model(export: Export) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors by timm's names, and what config.json says."""
-    config = own_config(export)
+    config = export.opened.config
+    if isinstance(config, TimmConfig):
+        return _baseline(export, config)
     if isinstance(config, ViTConfig):
         architecture, tensors, arguments = _vit(export, config)
         classifier, features = "head", config.width
     else:
         architecture, tensors, arguments = _swin(export)
         classifier, features = "head.fc", export.tensors["norm.weight"].shape[0]
-    opened, images = export.opened, export.preprocess()
-    size = [opened.channels, *opened.image_size]
     fields = {
         "architecture": architecture,
-        "num_classes": opened.classes,
         "num_features": features,
         "global_pool": arguments.get("global_pool", "avg"),
-        "model_args": {"in_chans": opened.channels, **arguments},
-        "pretrained_cfg": {
-            "num_classes": opened.classes,
-            "input_size": size,
-            "fixed_input_size": True,
-            "mean": images["mean"],
-            "std": images["std"],
-            "interpolation": images["interpolation"],
-            "crop_pct": images["crop_ratio"],
-            "first_conv": "patch_embed.proj",
-            "classifier": classifier,
-        },
+        "model_args": {"in_chans": export.opened.channels, **arguments},
     }
+    layers = {
+        "fixed_input_size": True,
+        "first_conv": "patch_embed.proj",
+        "classifier": classifier,
+    }
+    return tensors, _config(export, fields, layers)
+
+
+def _baseline(export: Export, config: TimmConfig) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A run of one of timm's own models, which has timm's names already."""
+    from vision.models.timm import TimmModel  # timm is slow to load
+
+    model = export.opened.model
+    assert isinstance(model, TimmModel)
+    inner = model.model
+    fields = {
+        "architecture": config.name,
+        "num_features": inner.num_features,
+        "model_args": model.arguments,
+    }
+    kept = ("fixed_input_size", "first_conv", "classifier")
+    layers = {name: inner.pretrained_cfg[name] for name in kept if name in inner.pretrained_cfg}
+    tensors = {name.removeprefix("model."): tensor for name, tensor in export.tensors.items()}
+    return tensors, _config(export, fields, layers)
+
+
+def _config(export: Export, fields: dict[str, Any], layers: dict[str, Any]) -> dict[str, Any]:
+    """config.json with what every model has: its classes, and how its images are prepared."""
+    opened, images = export.opened, export.preprocess()
+    prepared = {
+        "num_classes": opened.classes,
+        "input_size": [opened.channels, *opened.image_size],
+        "mean": images["mean"],
+        "std": images["std"],
+        "interpolation": images["interpolation"],
+        "crop_pct": images["crop_ratio"],
+    }
+    config = fields | {"num_classes": opened.classes, "pretrained_cfg": prepared | layers}
     if opened.class_names is not None:
-        fields["label_names"] = list(opened.class_names)
-    return tensors, fields
+        config["label_names"] = list(opened.class_names)
+    return config
 
 
 def _vit(export: Export, config: ViTConfig) -> tuple[str, dict[str, Tensor], dict[str, Any]]:

@@ -1,0 +1,1 @@
+"""`vision publish`: a model as a folder for the Hugging Face hub."""
