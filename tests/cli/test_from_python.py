@@ -285,7 +285,7 @@ def test_random_transformation_and_changed_labels_are_refused(tmp_path: Path) ->
             return np.random.default_rng().integers(0, 256, (8, 8, 3), np.uint8), 0
 
     class Shifted(Own):
-        targets = [label for _, label in GOOD]
+        targets = tuple(label for _, label in GOOD)
 
         def __getitem__(self, index: int) -> tuple[Any, int]:
             image, label = super().__getitem__(index)

@@ -168,7 +168,8 @@ def _given(
     data = config.data
     if not isinstance(data, PythonDataConfig):
         raise ConfigError(
-            f"data.kind = {data.kind}, but the images are given as dataset=…; leave out one of both."
+            f"data.kind = {data.kind}, but the images are given as dataset=…; leave out one "
+            "of both."
         )
     if validation is None and data.val_fraction is None:
         raise ConfigError(
