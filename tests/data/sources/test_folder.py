@@ -71,6 +71,18 @@ def test_folder_above_the_one_that_is_split_names_the_one_meant(tmp_path: Path) 
     assert len(build_source(data_config("folder", root=str(tmp_path / "flowers")), "val")) == 2
 
 
+def test_folder_above_the_class_folders_names_the_one_meant(tmp_path: Path) -> None:
+    """Before data.val_fraction is asked for, which would lead to a model with one class."""
+    make_folder(tmp_path / "flowers", {"rose": 2, "tulip": 2})
+    for fraction in (None, 0.5):
+        config = data_config("folder", root=str(tmp_path), val_fraction=fraction)
+        with pytest.raises(ConfigError, match=f"deeper .*data.root={tmp_path / 'flowers'}"):
+            build_source(config, "train")
+    (tmp_path / "flowers" / "lily.png").write_bytes(image_bytes(1))  # a class with folders in it
+    config = data_config("folder", root=str(tmp_path), val_fraction=0.4)
+    assert build_source(config, "train").classes == ("flowers",)
+
+
 def test_files_that_are_not_images_are_counted_by_reason(tmp_path: Path) -> None:
     make_folder(tmp_path, {"a": 2, "b": 2})
     for name in ("a/x.mp4", "a/y.mp4", "b/notes.txt", "b/x.xyz.heic2"):

@@ -42,15 +42,19 @@ def test_check_flawed_folder_finds_every_flaw(flawed: Path, workers: int) -> Non
 def test_check_report_for_people_and_programs_says_the_same(flawed: Path) -> None:
     (flawed / "train" / "dog" / "0000.png").unlink()
     (flawed / "train" / "dog" / "0001.png").unlink()
+    (flawed / "train" / "dog" / "film.mp4").touch()
     result = check_data(data_config("folder", root=str(flawed)))
     text = "\n".join(result.lines())
     assert "train: 26 images, 8 × 4 … 8 × 6 … 50 × 6 pixels" in text
     assert "25 : 1" in text
+    assert "1 file in data.root ignored: 1 suffix '.mp4'" in text
     assert "train: unreadable: 2" in text
     assert "images in several splits: 1" in text
     console = Console(record=True, width=100, quiet=True)
     console.print(result.table())
-    assert json.loads(result.to_json())["splits"]["train"]["sizes"] == [[4, 50, 1], [6, 8, 23]]
+    found = json.loads(result.to_json())
+    assert found["splits"]["train"]["sizes"] == [[4, 50, 1], [6, 8, 23]]
+    assert found["ignored"] == {"suffix '.mp4'": 1}
 
 
 def test_check_clean_set_is_clean(tmp_path: Path) -> None:

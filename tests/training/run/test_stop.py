@@ -106,7 +106,8 @@ def test_probe_stopped_while_features_are_computed_or_evaluated_ends_in_the_same
         assert train(config, "x") == PREEMPTED
     assert drawn[-1] == 2
     assert "there is nothing to save" in capsys.readouterr().out
-    assert not (run / "status.json").exists() and not (run / "features" / "train.npy").exists()
+    assert not (run / "status.json").exists()
+    assert not list((tmp_path / "stopped" / ".features").glob("*.npy"))
     with monkeypatch.context() as stopping:
         drawn = stop_at(stopping, probe, "evaluation_requests", 1)
         assert train(config, "x") == PREEMPTED

@@ -1,6 +1,7 @@
 """A probe on stored features is the probe on images, and computes them once."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from finetune_runs import base_run, stop_after, tuned_config
 from model_settings import small_model
 from PIL import Image
-from small_runs import last_tensors, metrics
+from small_runs import folder_of_images, last_tensors, metrics
 
 from vision.checkpoints.open import open_model
 from vision.data.batches import Loader, Pipeline, evaluation_batches
@@ -37,6 +38,12 @@ def computed(tmp_path_factory: pytest.TempPathFactory, pretrained: Path) -> Path
     return folder
 
 
+def cached(folder: Path, split: str) -> Path:
+    """The features of a split, which the runs in a folder have computed once."""
+    (file,) = (folder / ".features").glob(f"{split}-*.npy")
+    return file
+
+
 def test_cached_probe_has_the_losses_of_a_frozen_model(
     tmp_path: Path, pretrained: Path, computed: Path
 ) -> None:
@@ -47,10 +54,10 @@ def test_cached_probe_has_the_losses_of_a_frozen_model(
         losses = [[e["loss"] for e in metrics(folder, split)] for folder in (tmp_path, computed)]
         assert len(losses[0]) == len(losses[1]) >= 2
         assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-    cached, plain = last_tensors(computed), last_tensors(tmp_path)
-    assert cached.keys() == plain.keys()  # the whole model, ready for anything
-    for name in cached:
-        torch.testing.assert_close(cached[name], plain[name], rtol=1e-4, atol=1e-6)
+    stored, plain = last_tensors(computed), last_tensors(tmp_path)
+    assert stored.keys() == plain.keys()  # the whole model, ready for anything
+    for name in stored:
+        torch.testing.assert_close(stored[name], plain[name], rtol=1e-4, atol=1e-6)
 
 
 def test_stored_features_are_what_the_head_of_the_model_is_given(computed: Path) -> None:
@@ -65,7 +72,7 @@ def test_stored_features_are_what_the_head_of_the_model_is_given(computed: Path)
     with torch.no_grad():
         for batch in batches:
             stored.model(normalizer(stored.preprocess, CPU)(batch.images))
-    found = np.load(computed / "run" / "features" / "train.npy")
+    found = np.load(cached(computed, "train"))
     assert found.shape == (40, 16)
     torch.testing.assert_close(torch.from_numpy(found), torch.cat(seen), rtol=1e-4, atol=1e-5)
 
@@ -76,23 +83,52 @@ def test_features_are_computed_once_and_again_when_they_do_not_fit(
     calls = []
     compute = probe._compute
     monkeypatch.setattr(
-        probe, "_compute", lambda *given: calls.append(given[2].name) or compute(*given)
+        probe,
+        "_compute",
+        lambda *given: calls.append(given[2].name.partition("-")[0]) or compute(*given),
     )
     config = tuned_config(tmp_path, pretrained, "tune=head")
     stop_after(monkeypatch, [3, 5, 7])
     assert train(config, "x") == PREEMPTED
-    assert calls == ["train.npy", "val.npy"]
+    assert calls == ["train", "val"]
     assert train(config, "x") == PREEMPTED
-    assert len(calls) == 2  # found in the run's folder
-    index = tmp_path / "run" / "features" / "index.json"
-    entries = json.loads(index.read_text())
-    entries["val"]["fingerprint"] = "of something else"
-    index.write_text(json.dumps(entries))
-    (tmp_path / "run" / "features" / "train.npy").unlink()
+    assert len(calls) == 2  # found beside the run
+    cached(tmp_path, "val").with_suffix(".json").write_text("[1")  # damaged
+    cached(tmp_path, "train").unlink()
     assert train(config, "x") == PREEMPTED
-    assert calls[2:] == ["train.npy", "val.npy"]
+    assert calls[2:] == ["train", "val"]
     assert train(config, "x") == 0
     assert len(calls) == 4
+
+
+def test_features_are_shared_by_runs_of_the_same_weights_and_data(
+    tmp_path: Path, pretrained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is learned on them; also by the probe before a fine-tuning. Other files under the
+    same names are other images.
+    """
+    calls = []
+    compute = probe._compute
+    monkeypatch.setattr(
+        probe, "_compute", lambda *given: calls.append(given[2].parent) or compute(*given)
+    )
+    root = folder_of_images(tmp_path / "images", 8)
+    data = ["data=folder", f"data.root={root}", "data.val_fraction=0.25", "duration=2steps"]
+    settings = [
+        ["tune=head", "name=a"],
+        ["tune=head", "name=b", "optimizer.learning_rate=0.1", "data.sampling=balanced", "seed=3"],
+        ["recipe=probe_then_finetune", "name=c", "probe_first.duration=2steps"],
+    ]
+    for more in settings:
+        config = tuned_config(tmp_path / "runs", pretrained, *data, *more, data=False)
+        assert train(config, "x") == 0
+    assert calls == [tmp_path / "runs" / ".features"] * 2
+    file = next(root.rglob("*.png"))
+    Image.new("RGB", (20, 24), (9, 9, 9)).save(file)
+    os.utime(file, ns=(0, 0))
+    config = tuned_config(tmp_path / "runs", pretrained, *data, "tune=head", "name=d", data=False)
+    assert train(config, "x") == 0
+    assert len(calls) == 3  # of the split that the file is in
 
 
 def test_probe_on_stored_features_draws_the_attention_of_images(
@@ -107,8 +143,7 @@ def test_fingerprint_tells_weights_images_and_preprocessing_apart(
     tmp_path: Path, pretrained: Path, computed: Path
 ) -> None:
     def fingerprints(folder: Path) -> dict[str, str]:
-        entries = json.loads((folder / "run" / "features" / "index.json").read_text())
-        return {split: entry["fingerprint"] for split, entry in entries.items()}
+        return {split: cached(folder, split).name for split in ("train", "val")}
 
     seen = [fingerprints(computed)]
     other = base_run(tmp_path / "other", "seed=1")

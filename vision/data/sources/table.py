@@ -8,6 +8,7 @@ import csv
 import io
 import os
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -184,9 +185,25 @@ def _refuse_splits_below(root: Path, names: list[str]) -> None:
         )
 
 
+def _refuse_classes_below(folders: Mapping[Split, Path]) -> None:
+    """Refuse a folder whose single class is a folder of classes: every answer would be right."""
+    folder = next(iter(folders.values()))
+    names = list_classes(folder)
+    if len(names) != 1:
+        return
+    below = folder / names[0]
+    classes = list_classes(below)
+    if len(classes) > 1 and not any(entry.is_file() for entry in below.iterdir()):
+        raise ConfigError(
+            f"data.root: {folder} has a single class, {names[0]}, with {len(classes)} folders in "
+            f"it ({shorten(classes, 3)}). One level deeper is meant: data.root={below}."
+        )
+
+
 def _read_folders(root: Path, only: Split | None) -> Table:
     """Read a folder per class, in one folder or in one for each split."""
     folders = _split_folders(root) or {"train": root}
+    _refuse_classes_below(folders)
     first = next(iter(folders.values()))
     classes = list_classes(first)
     for folder in folders.values():

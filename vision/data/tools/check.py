@@ -10,11 +10,13 @@ from functools import partial
 import numpy as np
 from rich.table import Table
 
-from vision.data.configs import DataConfig, Split
+from vision.data.configs import DataConfig, FolderConfig, Split
 from vision.data.images.decode import decode
 from vision.data.sources.build_source import build_source, list_splits
+from vision.data.sources.folder import ignored_line
 from vision.data.sources.source import Source, class_sizes, label_names
 from vision.data.sources.subsets import imbalance
+from vision.data.sources.table import read_table
 from vision.data.tools.pool import ordered_map
 from vision.terminal import plain, tracked
 
@@ -59,6 +61,8 @@ class DataCheck:
     """Images with the same content in one split."""
     conflicts: list[tuple[str, ...]]
     """Images with the same content but different labels."""
+    ignored: Mapping[str, int] = field(default_factory=dict)
+    """Number of files in the folders that are not images, by reason."""
 
     @property
     def clean(self) -> bool:
@@ -81,6 +85,8 @@ class DataCheck:
     def lines(self) -> list[str]:
         """Return the other findings as text."""
         lines = []
+        if ignored := ignored_line(self.ignored):
+            lines.append(ignored)
         for name, split in self.splits.items():
             lines.append(f"{name}: {split.count} images, {split.extent()} pixels")
             if split.warning:
@@ -127,6 +133,7 @@ def check_data(config: DataConfig, workers: int = 0) -> DataCheck:
         _named(sources, [g for g in repeated if len({split for split, _ in g}) > 1]),
         _named(sources, [g for g in repeated if len({split for split, _ in g}) < len(g)]),
         _named(sources, [g for g in repeated if len({_class(sources, *p) for p in g}) > 1]),
+        dict(read_table(config).ignored) if isinstance(config, FolderConfig) else {},
     )
 
 

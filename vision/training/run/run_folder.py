@@ -7,7 +7,6 @@ outputs/<name>/
     metrics.jsonl  every number, one line per event; trackers get copies
     metrics.csv, curves.png, environment.json, README.md, log.txt   see story.py and log.py
     load_report.json  report on loading the initial weights, if there were any
-    features/      cached features of a probe; see probe.py
     reconstructions/  hidden and predicted pixels of validation images, of masked pretraining
     probe/         the run before this one, with probe_first
     split.csv      split of a folder of images

@@ -1,12 +1,12 @@
 """A linear probe on features that are computed once: an epoch then costs what the head costs.
 
-The pooled features of all images are kept in the run's folder:
+The pooled features of all images are kept beside the runs that use them, in `.features/` of their
+common folder, by a fingerprint of what they were computed from: weights, images, preprocessing.
 
-features/train.npy, val.npy   float32 (images, width), in the order of the data, memory-mapped
-features/index.json           fingerprints of what each array was computed from, and the images
-                              that could not be read
+train-<fingerprint>.npy   float32 (images, width), in the order of the data, memory-mapped
+train-<fingerprint>.json  the numbers of the images that could not be read; written last
 
-An array with another fingerprint is computed again.
+A run with the same fingerprint uses them, whichever run computed them.
 """
 
 import hashlib
@@ -31,17 +31,24 @@ from vision.data.preprocess import Preprocess, normalizer
 from vision.data.sources.source import Source
 from vision.evaluation.evaluate import evaluation_mode
 from vision.evaluation.metrics import add_batch, empty_sums, results
-from vision.files import replacing, write_all
+from vision.files import replacing, write_all, write_text
 from vision.models.build import autocast
 from vision.models.layers import Classifier, static_bias
 from vision.randomness import generator
 from vision.training.configs import PLAIN_IMAGES, TrainConfig
 from vision.training.run.distributed import World
+from vision.training.run.lock import LOCK
 from vision.training.run.log import Reporter
-from vision.training.run.run_folder import writing
+from vision.training.run.run_folder import Run, writing
 from vision.training.tasks.class_balance import class_balance
 from vision.training.tasks.classification import check_classes, check_loss, loss_and_sums
 from vision.training.tasks.task import Task
+
+_SELECTION = {
+    *("sampling", "samples_per_class", "train_fraction", "max_error_share"),
+    *("val_fraction", "test_fraction"),
+}
+"""Settings of the data that select images, whose names are in the fingerprint themselves."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,7 @@ class Probe(Task[FeatureBatch]):
         self.features: dict[str, Features] = {}
 
     def prepare(self, batch_size: int, reporter: Reporter) -> None:
-        """Compute the features, or find them in the run's folder."""
+        """Compute the features, or find those that a run beside this one has computed."""
         self.features = load_features(self, batch_size, reporter)
 
     def training_batches(self, order: BatchOrder, start: int, stop: int) -> Iterator[FeatureBatch]:
@@ -174,31 +181,46 @@ class _Head(nn.Module):
 
 
 def load_features(task: Task[Any], batch_size: int, reporter: Reporter) -> dict[str, Features]:
-    """The features of both splits; those in the run's folder are used if they fit.
+    """The features of both splits, computed unless they are there.
 
     All processes must call this together, when the model has its weights.
     """
-    world, run, index = task.world, task.run, "features/index.json"
+    world, folder = task.world, features_folder(task.run)
     weights = digest_weights(task.model, excluded=task.model.head_names())  # features need no head
     found, done = {}, []
     for split, source in (("train", task.data.train), ("val", task.data.val)):
-        path = run.folder / "features" / f"{split}.npy"
         fingerprint = _fingerprint(weights, task.config, task.data.preprocess, source)
-        entry = run.read(index).get(split)
-        fits = isinstance(entry, dict) and entry.get("fingerprint") == fingerprint
-        entry = world.from_main(entry if fits and path.is_file() else None)
-        done.append(f"{len(source):,} {'computed' if entry is None else 'found'} for {split}")
-        if entry is None:
+        path, index = (folder / f"{split}-{fingerprint}.{kind}" for kind in ("npy", "json"))
+        unreadable = world.from_main(_unreadable(path, index) if world.main else None)
+        done.append(f"{len(source):,} {'computed' if unreadable is None else 'found'} for {split}")
+        if unreadable is None:
             title = f"Features of {len(source):,} images ({split})"
             with reporter.progress_bar(title, len(source)) as advance:
                 unreadable = _compute(task, source, path, batch_size, advance)
-            entry = {"fingerprint": fingerprint, "unreadable": unreadable}
-            if world.main:  # last, so that a fingerprint in the index is that of a whole array
-                run.write(index, {**run.read(index), split: entry})
+            if world.main:
+                with writing(index):
+                    write_text(index, json.dumps(unreadable) + "\n")
             world.wait()
-        found[split] = Features(np.load(path, mmap_mode="r"), entry["unreadable"])
-    reporter.say(f"Features: {', '.join(done)}, in {run.folder / 'features'}.")
+        found[split] = Features(np.load(path, mmap_mode="r"), unreadable)
+    reporter.say(f"Features: {', '.join(done)}, in {folder}.")
     return found
+
+
+def features_folder(run: Run) -> Path:
+    """The folder of cached features, which all runs in one folder share; that of the run that it
+    serves for a probe before a fine-tuning.
+    """
+    parent = run.folder.parent
+    return (parent.parent if (parent / LOCK).exists() else parent) / ".features"
+
+
+def _unreadable(path: Path, index: Path) -> list[int] | None:
+    """The images without features; None where there are no features."""
+    try:
+        numbers = json.loads(index.read_text(encoding="utf-8")) if path.is_file() else None
+    except (FileNotFoundError, ValueError):  # a damaged file is written again
+        return None
+    return numbers if isinstance(numbers, list) else None
 
 
 def _compute(
@@ -282,14 +304,25 @@ def _all_rows(
 
 
 def _fingerprint(weights: str, config: TrainConfig, preprocess: Preprocess, source: Source) -> str:
-    """A digest of weights, images and preprocessing."""
+    """A digest of weights, images and preprocessing; not of classes and what is learned."""
     values = {name: v for name, v in vars(preprocess).items() if name != "origin"}
-    plain = [weights, config.precision, values, config.data.model_dump(mode="json")]
+    data = config.data.model_dump(mode="json", exclude=_SELECTION)
+    plain = [weights, config.precision, values, data]
     digest = hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode())
     digest.update(source.labels.tobytes())
     for index in range(len(source)):
-        digest.update(f"{source.name(index)}\n".encode())
-    return digest.hexdigest()
+        name = source.name(index)
+        digest.update(f"{name} {_version(name)}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:32]
+
+
+def _version(name: str) -> str:
+    """Size and time of a file, which change with its content; nothing for other images."""
+    try:
+        found = Path(name).stat()
+    except (OSError, ValueError):
+        return ""
+    return f"{found.st_size} {found.st_mtime_ns}"
 
 
 def probe_config(config: TrainConfig, folder: Path) -> TrainConfig:
