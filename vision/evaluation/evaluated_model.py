@@ -78,7 +78,7 @@ def open_evaluated_model(place: str, config: EvalConfig, device: torch.device) -
         notes.append(f"images are preprocessed with {preprocess}; preprocess.…=… overrides")
     classes, assumed = class_names(opened, config.class_names, data)
     source = build_source(data, config.split)
-    _check_labels(opened, source, place)
+    check_labels(opened, source, place)
     if source.multi_label and config.neighbours:
         raise ConfigError(
             f"neighbours = {config.neighbours}: neighbours vote for one class per image, but these "
@@ -97,7 +97,7 @@ def open_evaluated_model(place: str, config: EvalConfig, device: torch.device) -
     )
 
 
-def _check_labels(opened: OpenedModel, source: Source, place: str) -> None:
+def check_labels(opened: OpenedModel, source: Source, place: str) -> None:
     """Refuse a model for one class per image on images with several labels, and the reverse."""
     if opened.multi_label and not source.multi_label:
         raise ConfigError(
