@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from finetune_runs import base_run, tuned_config
+from sklearn.metrics import average_precision_score, f1_score
 from small_runs import folder_of_images, words
 from torch import Tensor
 
@@ -190,6 +192,38 @@ def test_wise_without_a_head_in_the_start_keeps_that_of_the_result(
     assert found["blocks.0.mlp.fc1.weight"].equal(
         tensors(runs / "base/run")["blocks.0.mlp.fc1.weight"]
     )
+
+
+def test_soup_of_several_labels_is_evaluated_and_opened_as_such(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    several = [*QUICK, "task=multi_label", "data=shapes_two", "augment=none"]
+    for seed in (0, 1):
+        assert main(["train", *words(tmp_path / str(seed), *several, f"seed={seed}")]) == 0
+    places = [str(tmp_path / str(seed) / "run") for seed in (0, 1)]
+    output = tmp_path / "soup.safetensors"
+    report = averaged(capsys, output, *places)
+    assert report["metric"] == "map"
+    best = json.loads((tmp_path / "0/run/status.json").read_text())["best"]
+    assert report["members"][0]["metrics"]["map"] == pytest.approx(best, rel=1e-6)
+    loaded = vision.load(str(output))
+    assert loaded.opened.multi_label
+    assert loaded.opened.record is not None
+    assert loaded.opened.record.config.data is not None
+    source = build_source(loaded.opened.record.config.data, "val")
+    found = loaded.predict([source.read(i) for i in range(len(source))], top=8)
+    chances = np.array([[dict(p.top)[name] for name in loaded.classes] for p in found])
+    expected = [average_precision_score(source.labels[:, c], chances[:, c]) for c in range(8)]
+    assert report["metrics"]["map"] == pytest.approx(np.mean(expected), abs=1e-6)
+    tuned = (chances >= np.array(loaded.opened.thresholds) - 1e-9).astype(int)
+    usual = (chances >= 0.5).astype(int)
+    for c in range(8):
+        truth = source.labels[:, c]
+        assert f1_score(truth, tuned[:, c]) >= f1_score(truth, usual[:, c], zero_division=0)
+    said = refused(capsys, tmp_path / "x", *places, "metric=top1")
+    assert "choose one of loss, map" in said
+    assert main(["average", *SMALL, *places, f"output={tmp_path / 'table'}"]) == 0
+    assert "micro_f1" in capsys.readouterr().out
 
 
 def test_what_cannot_be_averaged_is_refused(runs: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -285,11 +285,17 @@ def test_deit_trains_for_300_epochs_and_evaluates_its_weights() -> None:
     assert run.ema is None
 
 
-def test_swin_at_its_own_batch_has_the_papers_rates() -> None:
-    planned = build_schedule(run_of("swin_tiny"), 1_281_167)
-    assert lr_at(0, planned) == pytest.approx(1e-6)
-    assert lr_at(planned.total, planned) == pytest.approx(1e-5)
-    assert planned.peak == pytest.approx(1e-3)
+@pytest.mark.parametrize(
+    ("experiment", "first", "peak", "last"),
+    [("swin_tiny", 1e-6, 1e-3, 1e-5), ("simmim_swin_base", 4e-6, 8e-4, 4e-5)],
+)
+def test_rates_are_those_of_the_official_code_at_its_batch(
+    experiment: str, first: float, peak: float, last: float
+) -> None:
+    planned = build_schedule(run_of(experiment), 1_281_167)
+    assert lr_at(0, planned) == pytest.approx(first)
+    assert lr_at(planned.total, planned) == pytest.approx(last)
+    assert planned.peak == pytest.approx(peak)
 
 
 def test_deit3_is_fine_tuned_by_the_originals_command() -> None:

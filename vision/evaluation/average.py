@@ -20,19 +20,17 @@ from torch import Tensor
 from vision.checkpoints.native.checkpoint import write_checkpoint
 from vision.checkpoints.open import OpenedModel, open_model
 from vision.config import ConfigError, shorten
-from vision.data.batches import build_loader, evaluation_batches
 from vision.data.configs import DataConfig
 from vision.data.preprocess import NAMES
-from vision.data.sources.build_source import build_source
-from vision.data.sources.source import Source
+from vision.evaluation.average_images import AverageImages, average_images
 from vision.evaluation.configs import AverageConfig
-from vision.evaluation.evaluate import evaluate
-from vision.evaluation.evaluated_model import own_data
 from vision.evaluation.model_metrics import LOWER_IS_BETTER
-from vision.terminal import plain, tracked
+from vision.terminal import plain
 
 TRAINING_ONLY = ("dropout", "attention_dropout", "drop_path", "drop_path_schedule", "pretrained")
 """Settings of a model that its outputs in evaluation do not depend on."""
+SHOWN = ("top1", "map", "balanced_accuracy", "micro_f1", "macro_f1", "loss")
+"""Metrics of the table, where the models have them."""
 Weights = Mapping[str, Tensor]
 
 
@@ -52,10 +50,14 @@ class Average:
     """The outcome of `vision average`."""
 
     config: AverageConfig
+    metric: str
+    """The metric of the settings, or what `auto` stands for."""
     images: int
     members: tuple[AveragedRun, ...]
     metrics: Mapping[str, float]
     """Of the average."""
+    thresholds: Sequence[float]
+    """Of the average, for several labels per image."""
     notes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -74,7 +76,7 @@ class Average:
         return {
             "method": config.method,
             "alpha": config.alpha if config.method == "wise" else None,
-            "metric": config.metric,
+            "metric": self.metric,
             "split": config.split,
             "images": self.images,
             "members": members,
@@ -84,7 +86,8 @@ class Average:
 
     def table(self) -> Group:
         """A row for each member and one for the average."""
-        names = dict.fromkeys((self.config.metric, "top1", "balanced_accuracy", "macro_f1", "loss"))
+        shown = (name for name in SHOWN if name in self.metrics)
+        names = dict.fromkeys((self.metric, *shown))
         table = Table()
         table.add_column(plain(f"{self.config.split}: {self.images:,} images"))
         for name in (*names, "averaged"):
@@ -106,36 +109,6 @@ def _cells(metrics: Mapping[str, float], names: Iterable[str]) -> list[str]:
     return [f"{metrics[name]:.4f}" for name in names]
 
 
-@dataclass(frozen=True)
-class _Validation:
-    """The images that all weights are evaluated on, and a model that takes them one by one."""
-
-    config: AverageConfig
-    opened: OpenedModel
-    data: DataConfig
-    source: Source
-    device: torch.device
-
-    def metrics(self, weights: Weights, title: str) -> dict[str, float]:
-        """The metrics of these weights."""
-        config, preprocess, model = self.config, self.opened.preprocess, self.opened.model
-        with torch.no_grad():
-            for name, tensor in model.state_dict().items():
-                tensor.copy_(weights.get(name, tensor))
-        loader = build_loader(
-            self.source, preprocess, self.data, config.loader, on_cpu=self.device.type == "cpu"
-        )
-        batches = evaluation_batches(loader, config.batch_size)
-        return evaluate(
-            model.to(self.device),
-            tracked(batches, title, -(-len(self.source) // config.batch_size)),
-            preprocess,
-            self.opened.classes,
-            self.device,
-            config.precision,
-        )
-
-
 def average(config: AverageConfig, device: torch.device) -> Average:
     """Average the weights of runs, evaluate them and write the checkpoint."""
     if config.output.exists():
@@ -148,10 +121,10 @@ def average(config: AverageConfig, device: torch.device) -> Average:
         notes = []
         for other in opened[1:]:
             _check_same_model(opened[0], other)
-    images = _validation(opened, config, device)
+    images = average_images(opened, config, device)
     # Copies: the model that evaluates them shares its memory with the tensors that it came with.
     weights = [{name: t.clone() for name, t in one.tensors.items()} for one in opened]
-    metrics = [images.metrics(*parts) for parts in zip(weights, places, strict=True)]
+    evaluated = [images.evaluate(*parts) for parts in zip(weights, places, strict=True)]
     used = list(range(len(opened)))
     match config.method:
         case "uniform":
@@ -159,17 +132,17 @@ def average(config: AverageConfig, device: torch.device) -> Average:
         case "wise":
             result = mix_weights(weights[0], weights[1], config.alpha)
         case "greedy":
-            used, result = _greedy(weights, metrics, images)
+            used, result = _greedy(weights, [one.metrics for one in evaluated], images)
     if any(".running_mean" in name for name in result):
         notes.append("statistics of batch norms are averaged, not computed anew")
-    found = metrics[used[0]]
+    found = evaluated[used[0]]
     if len(used) > 1:
-        found = images.metrics(result, "average")
+        found = images.evaluate(result, "average")
     members = tuple(
-        AveragedRun(place, one, numbers, number in used)
-        for number, (place, one, numbers) in enumerate(zip(places, opened, metrics, strict=True))
+        AveragedRun(place, one, its.metrics, number in used)
+        for number, (place, one, its) in enumerate(zip(places, opened, evaluated, strict=True))
     )
-    outcome = Average(config, len(images.source), members, found, tuple(notes))
+    outcome = Average(config, images.metric, len(images.source), members, *found, tuple(notes))
     config.output.parent.mkdir(parents=True, exist_ok=True)
     tensors = {f"model.{name}": tensor for name, tensor in result.items()}
     write_checkpoint(config.output, tensors, _record(opened[-1], images.data, outcome))
@@ -198,16 +171,16 @@ def mix_weights(start: Weights, end: Weights, alpha: float) -> dict[str, Tensor]
 
 
 def _greedy(
-    weights: Sequence[Weights], metrics: Sequence[Mapping[str, float]], images: _Validation
+    weights: Sequence[Weights], metrics: Sequence[Mapping[str, float]], images: AverageImages
 ) -> tuple[list[int], dict[str, Tensor]]:
     """The members of the greedy soup, from the best one on, and their mean."""
-    metric = images.config.metric
+    metric = images.metric
     sign = -1 if metric in LOWER_IS_BETTER else 1
     order = sorted(range(len(weights)), key=lambda number: -sign * metrics[number][metric])
     used, best = order[:1], metrics[order[0]][metric]
     for number in order[1:]:
         tried = mean_weights([weights[i] for i in (*used, number)])
-        value = images.metrics(tried, f"average of {len(used) + 1}")[metric]
+        value = images.evaluate(tried, f"average of {len(used) + 1}").metrics[metric]
         if sign * value >= sign * best:
             used, best = [*used, number], value
     return used, mean_weights([weights[i] for i in used])
@@ -279,6 +252,7 @@ def _check_same_model(first: OpenedModel, other: OpenedModel) -> None:
             **{f"model.{k}": v for k, v in o.config.model_dump(mode="json").items()},
             "image size": o.image_size,
             "channels": o.channels,
+            "several labels per image": o.multi_label,
             **{n: getattr(o.preprocess, n) for n in NAMES},
         }
         for o in (first, other)
@@ -301,41 +275,19 @@ def _check_same_model(first: OpenedModel, other: OpenedModel) -> None:
         )
 
 
-def _validation(
-    opened: Sequence[OpenedModel], config: AverageConfig, device: torch.device
-) -> _Validation:
-    """The images of the split, the same for all runs."""
-    result = opened[-1]
-    data = config.data or own_data(result)
-    source = build_source(data, config.split)
-    if source.classes != result.class_names:
-        raise ConfigError(
-            f"data: {shorten(source.classes)} are not the classes of {result.path} in their order: "
-            f"{shorten(result.class_names or ())}."
-        )
-    if config.data is None and config.method != "wise":
-        for other in opened[:-1]:
-            theirs = own_data(other)
-            if theirs != data and _images(build_source(theirs, config.split)) != _images(source):
-                raise ConfigError(
-                    f"runs: {other.path} and {result.path} have different {config.split} images; "
-                    "choose the images for all with data=…"
-                )
-    return _Validation(config, result, data, source, device)
-
-
-def _images(source: Source) -> list[tuple[str, int]]:
-    """Name and label of every image."""
-    return [(source.name(index), int(source.labels[index])) for index in range(len(source))]
-
-
 def _record(opened: OpenedModel, data: DataConfig, outcome: Average) -> dict[str, Any]:
     """A record that opens everywhere: the run's, with the members in place of its training."""
     record = opened.record
     assert record is not None
+    kind = "multi_label" if opened.multi_label else "classify"
     return {
         "step": 0,
-        "config": {"data": data.model_dump(mode="json"), "tune": {"kind": "all"}},
+        "config": {
+            "data": data.model_dump(mode="json"),
+            "tune": {"kind": "all"},
+            "task": {"kind": kind},
+        },
+        "thresholds": list(outcome.thresholds),
         "model": opened.config.model_dump(mode="json"),
         "classes": list(record.classes),
         "channels": opened.channels,

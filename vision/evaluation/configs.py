@@ -118,8 +118,18 @@ class AverageConfig(Config):
     """Share of the result with method=wise; 0: the weights that the run started from."""
     init: Place | None
     """The weights that the run started from, with method=wise; null: those of its own `init`."""
-    metric: Literal["loss", "top1", "top5", "balanced_accuracy", "macro_f1"]
-    """Metric that method=greedy goes by."""
+    metric: Literal[
+        "auto",
+        "loss",
+        "top1",
+        "top5",
+        "balanced_accuracy",
+        "macro_f1",
+        "map",
+        "micro_f1",
+        "sample_f1",
+    ]
+    """Metric that method=greedy goes by; auto: top1, or map for several labels per image."""
     weights: WhichWeights
     """The weights as trained, or their average; auto: the average if there is one."""
     data: DataConfig | None

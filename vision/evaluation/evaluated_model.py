@@ -113,7 +113,7 @@ def with_images(
     """
     classes, assumed = class_names(opened, names, data)
     source = build_source(data, split)
-    _check_labels(opened, source, place)
+    check_labels(opened, source, place)
     labels, matched = match_classes(classes, source, place)
     return EvaluatedModel(
         checkpoint=shown_path(place, opened),
@@ -132,7 +132,7 @@ def shown_path(place: str, opened: OpenedModel) -> Path:
     return Path(place) if place.startswith(HUBS) else opened.path
 
 
-def _check_labels(opened: OpenedModel, source: Source, place: str) -> None:
+def check_labels(opened: OpenedModel, source: Source, place: str) -> None:
     """Refuse a model for one class per image on images with several labels, and the reverse."""
     if opened.multi_label and not source.multi_label:
         raise ConfigError(

@@ -62,6 +62,15 @@ def test_asymmetric_loss_and_its_gradient_equal_timms(gammas: tuple[float, float
     torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0])
+def test_asymmetric_loss_of_certain_answers_has_finite_gradients(gamma: float) -> None:
+    settings = config(loss="asymmetric", gamma_positive=gamma, gamma_negative=gamma)
+    logits = torch.tensor([[-200.0, -5.0, 200.0]] * 2, requires_grad=True)
+    labels = torch.tensor([[0.0, 0.0, 1.0], [1.0, 1.0, 0.0]])
+    loss = multi_label_loss(logits, labels, settings, torch.ones(3))
+    assert torch.autograd.grad(loss, logits)[0].isfinite().all()
+
+
 def test_bce_with_weights_equals_torchs_and_unknown_labels_cost_nothing() -> None:
     logits, labels = batch()
     weights = torch.linspace(0.5, 3, 7)

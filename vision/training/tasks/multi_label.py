@@ -19,7 +19,7 @@ from vision.training.tasks.classification import Classification
 from vision.training.tasks.configs import MultiLabelConfig
 
 EPSILON = 1e-8
-"""Smallest probability whose logarithm the asymmetric loss takes, as in the original."""
+"""Smallest probability whose logarithm or power the asymmetric loss takes; as in the original."""
 
 
 class MultiLabel(Classification):
@@ -124,10 +124,15 @@ def multi_label_loss(
     else:
         chance = logits.sigmoid()
         shifted = (1 - chance + config.clip).clamp(max=1)  # of absence, by the margin
-        present = -((1 - chance) ** config.gamma_positive) * chance.clamp(min=EPSILON).log()
-        absent = -((1 - shifted) ** config.gamma_negative) * shifted.clamp(min=EPSILON).log()
+        present = _focal(chance, config.gamma_positive)
+        absent = _focal(shifted, config.gamma_negative)
     entries = weights * targets * present + (1 - targets) * absent
     return entries.where(known, 0.0).sum() / entries.numel()
+
+
+def _focal(chance: Tensor, gamma: float) -> Tensor:
+    """−(1 − p)^γ log p; where p is 1, gradients are finite also for γ below 1."""
+    return -((1 - chance).clamp(min=EPSILON) ** gamma) * chance.clamp(min=EPSILON).log()
 
 
 @torch.no_grad()
