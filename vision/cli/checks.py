@@ -19,7 +19,7 @@ from vision.cli.composition import Composer, Jobs, checked, expand, plain
 from vision.cli.naming import run_label
 from vision.config import ConfigError, outputs
 from vision.files import unwritable
-from vision.sweeps.cluster import cluster_settings
+from vision.sweeps.cluster import cluster_settings, refuse_if_queued
 from vision.sweeps.points import point_folder
 from vision.training.configs import TrainConfig
 from vision.training.run.lock import refuse_if_locked
@@ -90,6 +90,8 @@ def check_sweep(
         settings["hydra.sweep.dir"] = _sweep_folder(command, composer, jobs)
     if command.config is TrainConfig and known:
         _check_runs(points, settings)
+    if hydra.runtime.choices["hydra/launcher"] == "submitit_slurm":
+        refuse_if_queued(Path(settings.get("hydra.sweep.dir", hydra.sweep.dir)))
     return settings
 
 
