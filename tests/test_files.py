@@ -75,6 +75,21 @@ def test_data_set_with_such_a_file_is_reported_in_one_line(
     assert "Traceback" not in output.err
 
 
+@pytest.mark.parametrize("name", ["train.csv", "train-000000.tar"])
+@pytest.mark.parametrize("make", KINDS)
+def test_table_or_shard_that_is_such_a_file_is_named_in_one_line(
+    make: Callable[[Path], None], name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data").mkdir()
+    words = [*data_set(tmp_path / "data"), f"data.table={tmp_path}"]
+    if name.endswith(".tar"):
+        words = ["data=webdataset", f"data.root={tmp_path}", "data.train=train-*.tar"]
+    make(tmp_path / name)
+    assert main(["data", *words, f"output={tmp_path / 'x.png'}"]) in (1, 2)
+    output = capfd.readouterr()
+    assert name in output.err and "Traceback" not in output.err
+
+
 @pytest.mark.parametrize("make", KINDS)
 def test_training_on_such_a_file_ends_with_its_name(
     make: Callable[[Path], None], tmp_path: Path, capfd: pytest.CaptureFixture[str]

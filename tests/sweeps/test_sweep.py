@@ -241,6 +241,25 @@ def test_sweep_for_slurm_submits_an_array_that_is_warned_before_its_limit(tmp_pa
     assert "#SBATCH --signal=USR2@120" in taken
 
 
+def test_second_start_is_refused_while_jobs_of_the_sweep_are_in_the_queue(tmp_path: Path) -> None:
+    sweep = small(tmp_path, "seed=0,1", "hydra/launcher=submitit_slurm")
+    environment = with_slurm(tmp_path)
+    assert run(tmp_path, *sweep, **environment)[0] == 1  # submitted; as the stand-in says
+    logs = tmp_path / "out" / "s" / ".submitit"
+    (queued, *_) = sorted(path.name for path in logs.iterdir())
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.write_text(f"#!/bin/sh\necho {queued}; echo 99999_0\n")
+    squeue.chmod(0o755)
+    (tmp_path / "taken").unlink()
+    code, output = run(tmp_path, *sweep, **environment)
+    assert code == 2 and f"queue: {queued}." in output and "99999" not in output
+    assert f"scancel {queued.partition('_')[0]}" in output and str(logs) in output
+    assert not (tmp_path / "taken").exists()
+    squeue.write_text("#!/bin/sh\necho 99999_0\n")
+    assert run(tmp_path, *sweep, **environment)[0] == 1
+    assert (tmp_path / "taken").exists()
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [

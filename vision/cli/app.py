@@ -117,32 +117,17 @@ def _compare(config: CompareConfig) -> int:
 
 
 def _eval(config: EvalConfig) -> int:
-    if isinstance(config.data, ImageNetFamilyConfig):
-        return _eval_family(config)
     from vision.evaluation.evaluate_checkpoints import Processes, evaluate_checkpoints
-    from vision.evaluation.report.eval_report import tables
-    from vision.training.run.distributed import world
-
-    with world(config.device) as run:
-        report = evaluate_checkpoints(config, Processes(run.device, run.rank, run.size, run.sum))
-        if report is not None:
-            print_result(
-                report.as_dict(summary=True) if config.format == "json" else tables(report)
-            )
-    return 0
-
-
-def _eval_family(config: EvalConfig) -> int:
-    from vision.evaluation.evaluate_checkpoints import Processes
     from vision.evaluation.imagenet_family.evaluate_family import evaluate_family
     from vision.training.run.distributed import world
 
+    family = isinstance(config.data, ImageNetFamilyConfig)
+    evaluate = evaluate_family if family else evaluate_checkpoints
     with world(config.device) as run:
-        report = evaluate_family(config, Processes(run.device, run.rank, run.size, run.sum))
+        report = evaluate(config, Processes(run.device, run.rank, run.size, run.sum))
         if report is not None:
-            print_result(
-                report.as_dict(summary=True) if config.format == "json" else report.table()
-            )
+            as_json = config.format == "json"
+            print_result(report.as_dict(summary=True) if as_json else report.table())
     return 0
 
 

@@ -20,7 +20,7 @@ from vision.cli.app import Choices, Command
 from vision.cli.composition import Composer, Jobs, check_settings, checked, expand, plain
 from vision.cli.naming import run_label
 from vision.config import ConfigError
-from vision.sweeps.cluster import cluster_settings
+from vision.sweeps.cluster import cluster_settings, refuse_if_queued
 from vision.sweeps.points import point_folder
 from vision.training.configs import TrainConfig
 from vision.training.run.lock import refuse_if_locked
@@ -78,6 +78,8 @@ def check_sweep(
         settings["hydra.sweep.dir"] = _sweep_folder(command, composer, jobs)
     if command.config is TrainConfig and known:
         _check_runs(points, settings)
+    if hydra.runtime.choices["hydra/launcher"] == "submitit_slurm":
+        refuse_if_queued(Path(settings.get("hydra.sweep.dir", hydra.sweep.dir)))
     return settings
 
 

@@ -11,10 +11,12 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from getpass import getuser
+from pathlib import Path
 from types import FrameType
 from typing import Literal
 
-from vision.config import ConfigError
+from vision.config import ConfigError, shorten
 from vision.sweeps.outcome import RunPreemptedError
 from vision.training.run.run_folder import PREEMPTED
 
@@ -36,6 +38,22 @@ def cluster_settings(launcher: str, given: Iterable[str]) -> dict[str, str]:
         )
     # A run resumes where it was cut off, so a job may be requeued whenever its time is up.
     return {} if any(TIMEOUTS in word for word in given) else {TIMEOUTS: "1000"}
+
+
+def refuse_if_queued(sweep: Path) -> None:
+    """Refuse a sweep whose jobs an earlier start has left in Slurm's queue: the plugin would submit
+    every run once more. It keeps a folder for each job, named after its number.
+    """
+    logs = sweep / ".submitit"
+    if not logs.is_dir():
+        return
+    shown = _ask_slurm("squeue", "--noheader", "--array", f"--user={getuser()}", "--format=%i")
+    if queued := sorted({folder.name for folder in logs.iterdir()} & set(shown.split())):
+        raise ConfigError(
+            f"jobs of the sweep {sweep} are in Slurm's queue: {shorten(queued)}. Wait until they "
+            f"have ended, or cancel them (scancel {queued[0].partition('_')[0]}) and start again. "
+            f"Their logs are in {logs}."
+        )
 
 
 @contextmanager
@@ -84,12 +102,17 @@ def _job_state(job: str) -> Literal["preempted", "requeued", ""]:
     lasts longer than that. One without is completing already and, unlike a cancelled one, has no
     time of its end.
     """
-    command = ["scontrol", "--oneliner", "show", "job", job]
-    for _ in range(5):  # a busy controller drops connections
-        shown = subprocess.run(command, capture_output=True, text=True).stdout
-        if "JobState=" in shown:
-            break
-        time.sleep(1)
+    shown = _ask_slurm("scontrol", "--oneliner", "show", "job", job)
     if re.search(r"JobState=RUNNING .*PreemptTime=\d", shown):
         return "preempted"
     return "requeued" if re.search(r"JobState=COMPLETING .*EndTime=Unknown", shown) else ""
+
+
+def _ask_slurm(*command: str) -> str:
+    """What one of Slurm's programs prints; "" if it does not answer in five attempts."""
+    for _ in range(5):  # a busy controller drops connections
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode == 0:
+            return result.stdout
+        time.sleep(1)
+    return ""

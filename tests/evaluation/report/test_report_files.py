@@ -24,7 +24,6 @@ from vision.evaluation.report.eval_report import (
     ModelReport,
     Report,
     short_names,
-    tables,
 )
 from vision.evaluation.report.report_files import page, write_predictions
 from vision.inspection.explorer.self_contained import data_url
@@ -106,7 +105,7 @@ def test_tables_show_names_as_they_are(name: str, models: int) -> None:
     named = [replace(model, name=f"model {name} {i}") for i, model in enumerate(report.models)]
     report = replace(report, data=f"data {name}", notes=(f"note {name}",), models=tuple(named))
     stream = io.StringIO()
-    print_wide(tables(report), stream)
+    print_wide(report.table(), stream)
     text = stream.getvalue()
     assert all(f"{word} {name}" in text for word in ("class", "data", "note", "model"))
     assert "[0." in text  # the intervals

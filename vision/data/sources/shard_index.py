@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from vision.config import ConfigError, shorten
 from vision.data.sources.folder import SUFFIXES, suffix_of
 from vision.data.sources.packed import PackedStrings
-from vision.files import replacing
+from vision.files import open_file, replacing
 
 _FORMAT = 2
 """Version of the file's layout; files of another version are written anew."""
@@ -143,7 +143,7 @@ def _groups(shard: Path) -> Iterator[tuple[str, list[tarfile.TarInfo]]]:
     key = ""
     members: list[tarfile.TarInfo] = []
     try:
-        with tarfile.open(shard, "r:") as tar:
+        with open_file(shard) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
                 tar.members = []  # type: ignore[attr-defined]  # it would keep them all
                 path = PurePosixPath(member.name)

@@ -34,7 +34,7 @@ from vision.data.sources.packed import PackedStrings
 from vision.data.sources.source import Labels
 from vision.data.sources.subsets import split_by_fraction
 from vision.data.sources.wordnet import readable_names
-from vision.files import replacing, write_all
+from vision.files import open_file, replacing, write_all
 
 SPLIT_NAMES: dict[str, Split] = {
     "train": "train",
@@ -279,7 +279,9 @@ def _read_rows(table: Path) -> dict[str, list[str]]:
     """Return the columns of a file by name."""
     columns: dict[str, list[str]] = defaultdict(list)
     try:
-        with table.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+        with io.TextIOWrapper(
+            open_file(table), newline="", encoding="utf-8-sig", errors="surrogateescape"
+        ) as file:
             reader = csv.DictReader(file, strict=True)
             header = check_columns(table, reader.fieldnames)
             required = {"path"} | {"label"} & set(label_columns(header))
@@ -295,6 +297,8 @@ def _read_rows(table: Path) -> dict[str, list[str]]:
                     columns[name].append(value)
     except csv.Error as error:
         raise ConfigError(f"data.table: {table} is not a valid CSV file: {error}.") from None
+    except OSError as error:
+        raise ConfigError(f"data.table: {table} cannot be read: {error.strerror}.") from error
     if not columns:
         raise ConfigError(f"data.table: {table} has no rows.")
     return columns

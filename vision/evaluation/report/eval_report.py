@@ -159,6 +159,17 @@ class Report:
         definitions = {} if summary else {"definitions": known}
         return {"format": FORMAT, **definitions, **values}
 
+    def table(self) -> Group:
+        """The metrics of all models, their differences, the worst classes of each, and notes."""
+        several = len(self.models) > 1
+        parts: list[Text | Table] = [] if several else [plain(_about(self.models[0]), "italic")]
+        parts.append(_summary(self))
+        if several and self.models[1].differences:
+            parts.append(_comparison(self))
+        parts += [table for model in self.models for table in _details(model)]
+        notes = [*self.notes, *(f"written: {_from_here(file)}" for file in self.files)]
+        return Group(*parts, *map(plain, notes))
+
 
 def short_names(paths: Sequence[Path], steps: Sequence[int]) -> list[str]:
     """A short name for every checkpoint: that of its run, with the step if runs are the same."""
@@ -197,18 +208,6 @@ def _plain(value: Any, left_out: Set[str]) -> Any:
     if isinstance(value, Path):
         return str(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def tables(report: Report) -> Group:
-    """The metrics of all models, their differences, the worst classes of each, and notes."""
-    several = len(report.models) > 1
-    parts: list[Text | Table] = [] if several else [plain(_about(report.models[0]), "italic")]
-    parts.append(_summary(report))
-    if several and report.models[1].differences:
-        parts.append(_comparison(report))
-    parts += [table for model in report.models for table in _details(model)]
-    notes = [*report.notes, *(f"written: {_from_here(file)}" for file in report.files)]
-    return Group(*parts, *map(plain, notes))
 
 
 def _about(model: ModelReport) -> str:

@@ -151,10 +151,9 @@ class Layout:
     def slots(self) -> Tensor:
         """The slot of every cell, numbered through all windows: (y·x)."""
         index = self._windows().flatten()
-        real = index >= 0
-        slots = index.new_empty(self.cells)
-        slots[index[real]] = torch.arange(len(index), device=index.device)[real]
-        return slots
+        slots = index.new_empty(self.cells + 1)
+        slots[index] = torch.arange(len(index), device=index.device)  # `PADDING` is the last one
+        return slots[:-1]
 
     def by_cell(self, values: Tensor) -> Tensor:
         """Values by slot (… w t) as values by cell (… y·x), padding left out."""

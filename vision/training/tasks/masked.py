@@ -81,7 +81,7 @@ class Masked(ImageTask):
                 images, masks = self.evaluated_inputs(batch.images, batch.ids)
                 with autocast(self.config.precision, device):
                     predicted = self.module(images, masks)
-                valid = batch.ids.to(device) >= 0
+                valid = batch.ids.to(device, non_blocking=True) >= 0
                 losses = self.masked.losses(predicted, images, masks).where(valid, 0.0)
                 sums += torch.stack([summable(losses, dtype).sum(), valid.sum(dtype=dtype)])
         loss, count = world.sum(sums).tolist()
