@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vision.cli.app import COMMANDS, Choices
 from vision.cli.checks import check_run
-from vision.cli.commands import COMMANDS, Choices
 from vision.cli.composition import checked, composer, plain, quoted
 from vision.cli.naming import run_label
 from vision.config import ConfigError

@@ -203,16 +203,7 @@ class ImageNetFamilyConfig(Config):
     """Largest share of images of a set that may be skipped before the evaluation stops."""
 
 
-EvalDataConfig = Annotated[
-    ShapesConfig
-    | FolderConfig
-    | TorchvisionConfig
-    | FashionMnistConfig
-    | ShardsConfig
-    | HuggingFaceConfig
-    | ImageNetFamilyConfig,
-    Field(discriminator="kind"),
-]
+EvalDataConfig = Annotated[DataConfig | ImageNetFamilyConfig, Field(discriminator="kind")]
 """Data of an evaluation: of the family, no other command can use anything."""
 
 Positive = Annotated[float, Field(gt=0)]

@@ -15,7 +15,6 @@ from vision.data.configs import (
     ImageNetFamilyConfig,
     ShapesConfig,
 )
-from vision.data.sources.build_source import build_source
 from vision.data.sources.source import Source
 from vision.evaluation.configs import Augmentation, EvalConfig
 from vision.evaluation.evaluate import Predictions, Reduce, predict, preprocess_for_views
@@ -111,8 +110,7 @@ def _memory(
     model: EvaluatedModel, config: EvalConfig, processes: Processes
 ) -> tuple[Tensor, Tensor]:
     """Features and labels of the training images, for k-NN."""
-    assert not isinstance(model.data, ImageNetFamilyConfig)  # it has no training images
-    source = build_source(model.data, "train")
+    source = model.training_images()
     if config.neighbours > len(source):
         raise ConfigError(
             f"neighbours = {config.neighbours}, but there are only {len(source)} training images."

@@ -49,6 +49,11 @@ class EvaluatedModel:
         """Number of training steps; 0 for weights of other projects."""
         return 0 if self.opened.record is None else self.opened.record.step
 
+    def training_images(self) -> Source:
+        """The training images of the same data."""
+        assert not isinstance(self.data, ImageNetFamilyConfig)  # test sets alone
+        return build_source(self.data, "train")
+
 
 @dataclass(frozen=True)
 class Answers:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from vision.config import ConfigError, UserError
 from vision.data.batches import build_loader, evaluation_batches
 from vision.data.preprocess import normalizer
-from vision.data.sources.build_source import build_source
 from vision.data.sources.source import Source, Subset
 from vision.evaluation.evaluate import predict
 from vision.evaluation.evaluated_model import EvaluatedModel, own_data, with_images
@@ -96,7 +95,7 @@ def write_reduced(
 
 def _calibration(images: EvaluatedModel, config: ExportConfig) -> Iterator[Tensor]:
     """Training images, evenly spaced so that all classes occur, as the model takes them."""
-    train = build_source(images.data, "train")
+    train = images.training_images()
     number = min(config.calibration_images, len(train))
     if not number:
         raise ConfigError("data: there are no training images to calibrate int8 with.")

@@ -36,8 +36,8 @@ def model_card(loaded: Loaded, card: Card, report: Report | None) -> str:
     """The card in Markdown, with its metadata in front."""
     height, width = loaded.preprocess.image_size
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
-    kind = loaded.opened.config.kind
-    kind = loaded.opened.config.name if isinstance(loaded.opened.config, TimmConfig) else kind
+    config = loaded.opened.config
+    kind = config.name if isinstance(config, TimmConfig) else config.kind
     several = "any number of classes per image" if loaded.opened.multi_label else "one per image"
     parts = [
         f"---\n{yaml.safe_dump(_metadata(loaded, card, report), sort_keys=False)}---",
