@@ -73,25 +73,14 @@ def _info(config: InfoConfig) -> int:
 
 def _data(config: DataCommandConfig) -> int:
     if config.check:
-        return _check(config)
+        from vision.data.tools.check import report_check
+
+        return report_check(config)
     from vision.data.tools.training_images import draw_training_images
 
     draw_training_images(config)
     print(f"{config.count} training images are in {config.output}.")
     return 0
-
-
-def _check(config: DataCommandConfig) -> int:
-    from vision.data.tools.check import check_data
-    from vision.data.workers import resolve_workers
-
-    result = check_data(config.data, resolve_workers(config.loader.workers))
-    if config.format == "json":
-        print(result.to_json())
-    else:
-        print_result(result.table())
-        print("\n".join(result.lines()))
-    return 0 if result.clean else 1
 
 
 def _prepare(config: PrepareConfig) -> int:

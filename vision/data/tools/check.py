@@ -17,8 +17,10 @@ from vision.data.sources.folder import ignored_line
 from vision.data.sources.source import Source, class_sizes, label_names
 from vision.data.sources.subsets import imbalance
 from vision.data.sources.table import read_table
+from vision.data.tools.configs import DataCommandConfig
 from vision.data.tools.pool import ordered_map
-from vision.terminal import plain, tracked
+from vision.data.workers import resolve_workers
+from vision.terminal import plain, print_result, tracked
 
 _SHOWN = 20
 """Length at which printed lists are cut; the JSON output is complete."""
@@ -178,3 +180,14 @@ def _listed(title: str, entries: list[str]) -> list[str]:
         return [f"{title}: none"]
     lines = [f"{title}: {len(entries)}", *(f"  {entry}" for entry in entries[:_SHOWN])]
     return lines + [f"  … and {len(entries) - _SHOWN} more"] * (len(entries) > _SHOWN)
+
+
+def report_check(config: DataCommandConfig) -> int:
+    """Check the data and print what is found; returns 1 if anything is."""
+    result = check_data(config.data, resolve_workers(config.loader.workers))
+    if config.format == "json":
+        print(result.to_json())
+    else:
+        print_result(result.table())
+        print("\n".join(result.lines()))
+    return 0 if result.clean else 1
