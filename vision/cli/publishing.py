@@ -42,11 +42,22 @@ def run(config: PublishConfig, load: Callable[[], Loaded]) -> int:
 
 
 def _evaluation_of(config: PublishConfig) -> EvalConfig:
-    """The evaluation for the card: shared settings as given, the others as usual."""
-    shared = set(EvalConfig.model_fields) & set(PublishConfig.model_fields) - {"output"}
+    """The evaluation for the card: what both commands have as given, the rest as usual."""
+    given = {
+        "checkpoint": config.checkpoint,
+        "model": config.model.model_dump(mode="json"),
+        "weights": config.weights,
+        "rename": config.rename,
+        "image_size": config.image_size,
+        "data": None if config.data is None else config.data.model_dump(mode="json"),
+        "split": config.split,
+        "batch_size": config.batch_size,
+        "device": config.device,
+        "loader": config.loader.model_dump(mode="json"),
+        "save": False,
+    }
     values, _ = compose("eval", ["checkpoint=given"])
-    given = config.model_dump(mode="json", include=shared)
-    return parse(EvalConfig, values | given | {"save": False})
+    return parse(EvalConfig, values | given)
 
 
 def _note(line: str) -> None:

@@ -68,9 +68,8 @@ def _write_counts(axes: Axes, counts: Array, shares: Array) -> None:
     for (row, column), count in np.ndenumerate(counts):
         if count:
             color = "white" if shares[row, column] > 0.3 else TEXT
-            axes.text(
-                column, row, str(count), color=color, fontsize=size, ha="center", va="center"
-            )
+            number = str(count)
+            axes.text(column, row, number, color=color, fontsize=size, ha="center", va="center")
 
 
 def _most_confused(name: str, results: ModelMetrics) -> Drawing:

@@ -1,5 +1,6 @@
 """The only place that writes to the Hugging Face hub."""
 
+import sys
 from pathlib import Path
 
 from vision.config import ConfigError, UserError, abridged
@@ -25,7 +26,10 @@ def upload(folder: Path, repository: str, private: bool, message: str) -> str:
     has besides stays.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub.utils import disable_progress_bars
 
+    if not sys.stderr.isatty():
+        disable_progress_bars()
     try:
         api = HfApi()
         created = api.create_repo(repository, private=private, exist_ok=True)

@@ -61,10 +61,9 @@ def publish(
     """Write the folder, with results of the report on its card, and upload it if requested."""
     loaded.model.requires_grad_(False).cpu()
     with new_folder(folder) as part:
-        layout, notes = _write_weights(loaded, config, part)
+        layout, reason, notes = _write_weights(loaded, config, part)
         figures = _draw(report, part)
         name = (config.repository or _name(loaded, config)).rpartition("/")[2]
-        reason = notes[-1] if layout == "vision" and notes else ""
         card = Card(name, config.repository, config.license, layout, reason, figures)
         part.joinpath("README.md").write_text(model_card(loaded, card, report), encoding="utf-8")
         mode = part.joinpath("README.md").stat().st_mode
@@ -82,23 +81,25 @@ def _name(loaded: Loaded, config: PublishConfig) -> str:
     return path.parent.parent.name if path.parent.name == "checkpoints" else path.stem
 
 
-def _write_weights(loaded: Loaded, config: PublishConfig, folder: Path) -> tuple[str, list[str]]:
-    """Write weights and config.json; returns the layout and what is to be said about it."""
+def _write_weights(
+    loaded: Loaded, config: PublishConfig, folder: Path
+) -> tuple[str, str, list[str]]:
+    """Write weights and config.json; returns the layout, why it is not timm's, and notes."""
     reason = ""
     if config.layout != "vision":
         try:
-            return "timm", _write_timm(loaded, folder)
+            return "timm", "", _write_timm(loaded, folder)
         except (ConfigError, _UnlikeError) as error:
-            if config.layout == "timm":
-                raise ConfigError(f"layout=timm: {error} layout=vision keeps it all.") from error
             reason = str(error).partition(" format=vision")[0]
+            if config.layout == "timm":
+                raise ConfigError(f"layout=timm: {reason} layout=vision keeps it all.") from error
             for file in folder.iterdir():
                 file.unlink()
     written = write_as(loaded.opened, "vision", folder / "model.safetensors")
     text = json.dumps(_own_config(loaded), indent=2, ensure_ascii=False)
     folder.joinpath("config.json").write_text(text + "\n", encoding="utf-8")
     _compare(loaded, open_model(folder).model, "this project")
-    return "vision", [*written.notes, *([reason] if reason else [])]
+    return "vision", reason, [*written.notes, *([reason] if reason else [])]
 
 
 def _write_timm(loaded: Loaded, folder: Path) -> list[str]:
