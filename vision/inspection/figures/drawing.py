@@ -109,7 +109,7 @@ class Drawing:
     figure: Figure
     style: Style
     caption: Caption
-    numbers: Mapping[str, Array] = field(default_factory=dict)
+    numbers: Mapping[str, Array] = field(default_factory=dict, repr=False)
 
     def with_facts(self, *facts: tuple[str, str]) -> "Drawing":
         """The same drawing with more facts in its caption."""
