@@ -49,6 +49,10 @@ class Subject(Protocol):
         """How pixels become the model's input."""
 
 
+LEAST_LIMIT = 2.0
+"""Smallest end of a colour scale, in multiples of uniform: a nearly uniform map must look dull."""
+
+
 @dataclass(frozen=True)
 class ClassProbability:
     """A class and its probability for an image."""

@@ -15,7 +15,7 @@ from PIL import Image
 
 from vision.inspection.capture.capture import capture
 from vision.inspection.capture.captured import Captured
-from vision.inspection.explain import available_methods
+from vision.inspection.explain import LEAST_LIMIT, available_methods
 from vision.inspection.explorer.pack import LADDER
 from vision.inspection.explorer.page import PAGE_METHODS, write_page
 from vision.inspection.methods.attribution import attribute
@@ -320,6 +320,25 @@ def test_page_on_a_lower_rung_says_so_and_stays_close(
         assert state["method"] == (method if rung < 6 else "attention")
         assert state["klass"] == (0 if rung == 5 and method != "attention" else 2)
     page.point((20, 20))
+    assert page.problems == []
+    page.context.close()
+
+
+def test_colours_of_a_nearly_uniform_map_end_at_a_multiple_of_uniform(
+    browser: Any, folder: Path
+) -> None:
+    """As in the figures: such a map looks dull, whichever limit is chosen."""
+    page = Opened(browser, make_page("vit", folder / "dull.html").path)
+    captured = captured_of("vit")
+    rows = captured.layout.to_grid(fused(captured.layers[-1], "mean")[0, 3:]).reshape(-1, 48)
+    flat = int(rows.amax(1).argmin())
+    assert float(rows[flat].max()) * 51 < LEAST_LIMIT
+    y, x = divmod(flat, 8)
+    page.point((8 * y + 4, 8 * x + 4))
+    for limit in ("max", "p99"):
+        page.page.evaluate("limit => api.set({limit})", limit)
+        end = page.page.text_content("#high").split("= ")[1]
+        assert end == "2 × uniform" or float(end.split()[0]) == pytest.approx(LEAST_LIMIT, rel=0.01)
     assert page.problems == []
     page.context.close()
 

@@ -293,7 +293,7 @@ def _comparison(report: Report) -> Table:
                 _rows(report)[key],
                 f"{found.value:+.4f}",
                 f"{found.low:+.4f} to {found.high:+.4f}",
-                f"{found.better:.1%} of draws",
+                f"{percent(found.better, 1)} of draws",
                 verdict,
             )
         table.add_section()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vision.inspection.capture.captured import Captured, Fusion, LayerAttention, fuse
 from vision.inspection.capture.token_layout import Layout
-from vision.inspection.explain import ClassProbability
+from vision.inspection.explain import LEAST_LIMIT, ClassProbability
 from vision.inspection.methods.layer_maps import norm_outliers
 
 FORMAT = 1
@@ -262,6 +262,7 @@ def _header(content: PageContent, rung: Rung, encoder: RowEncoder) -> dict[str, 
         "classes": classes,
         "maps": maps,
         "rung": {"number": rung.number, "of": len(LADDER), "says": rung.says},
+        "least_limit": LEAST_LIMIT,
         "fusions": list(rung.planes or _FUSED),
         "largest_error": encoder.largest_error,
     }

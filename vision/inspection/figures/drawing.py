@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from vision.files import replacing, write_all, write_text
-from vision.inspection.explain import Heatmap
+from vision.inspection.explain import LEAST_LIMIT, Heatmap
 from vision.inspection.methods.spec import MethodChoice, parse_method
 
 Array = NDArray[Any]
@@ -27,8 +27,6 @@ ACCENT = "#1b6ca8"
 MARK = "#d1495b"
 _RECORD = "Record"
 """Name of the last line of a caption."""
-LEAST_LIMIT = 2.0
-"""Smallest end of a colour scale, in multiples of uniform: a nearly uniform map must look dull."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ class Drawing:
     figure: Figure
     style: Style
     caption: Caption
-    numbers: Mapping[str, Array] = field(default_factory=dict)
+    numbers: Mapping[str, Array] = field(default_factory=dict, repr=False)
 
     def with_facts(self, *facts: tuple[str, str]) -> "Drawing":
         """The same drawing with more facts in its caption."""

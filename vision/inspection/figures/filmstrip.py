@@ -31,6 +31,7 @@ from vision.inspection.figures.parts import (
 )
 from vision.inspection.methods.layer_maps import feature_components, norm_outliers, token_norms
 from vision.inspection.methods.rollout import rollout_steps
+from vision.terminal import percent
 
 COLUMNS = 6
 TILE = 1.7
@@ -94,7 +95,7 @@ def comparison(
         show_image(first, pixels)
         first.set_title("Input", loc="left")
         for best in explanation.top[:1]:
-            note(first, f"{shortened(best.name, 26)} {best.probability:.0%}", style)
+            note(first, f"{shortened(best.name, 26)} {percent(best.probability, 0)}", style)
         for axes, heatmap in zip(panels, heatmaps, strict=False):
             limit, _ = colour_limit([heatmap.values], style.percentile)
             show_map(axes, pixels, heatmap.pixels, limit)

@@ -17,6 +17,7 @@ from vision.data.images.decode import Pixels
 from vision.inspection.capture.token_layout import Box
 from vision.inspection.explain import ClassProbability
 from vision.inspection.figures.drawing import FAINT, Array, Style
+from vision.terminal import percent
 
 COLOURS = matplotlib.colormaps["inferno"]
 STRENGTH = 0.85
@@ -141,7 +142,7 @@ def class_bars(
     size = style.size * 0.8
     room = int(inches * 72 / (0.62 * size)) - 6
     for place, one in zip(places, classes, strict=True):
-        words = f"{shortened(one.name, max(room, 4))} {one.probability:.0%}"
+        words = f"{shortened(one.name, max(room, 4))} {percent(one.probability, 0)}"
         axes.text(0.03, place, words, va="center", fontsize=size)
     axes.set_xlim(0, 1)
     axes.set_ylim(max(len(classes), 5) - 0.5, -0.6)

@@ -37,6 +37,7 @@ from vision.inspection.figures.parts import (
     tiles,
 )
 from vision.inspection.methods.rollout import Query, carried, seed_of, without_padding
+from vision.terminal import percent
 
 GAMMA = 0.5
 """Heads differ by orders of magnitude: colours follow the square root of the value."""
@@ -264,7 +265,7 @@ def _described_block(layer: LayerAttention, cell: Cell) -> str:
         words += f", shifted by {layout.shift[0]}"
     on_cells = float(layer.row(cell)[0].sum(-1).mean())
     if on_cells < 0.9995:
-        words += f", {1 - on_cells:.0%} on padding"
+        words += f", {percent(1 - on_cells, 0)} on padding"
     return words
 
 

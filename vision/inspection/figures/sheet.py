@@ -42,6 +42,7 @@ from vision.inspection.figures.parts import (
 )
 from vision.inspection.methods.rollout import Query
 from vision.inspection.methods.spec import MethodChoice, parse_methods
+from vision.terminal import percent
 
 TILE = 1.75
 """Inches."""
@@ -175,7 +176,11 @@ def _left(
         note(axes, f"{width} × {height} pixels", style)
     else:
         best = explanation.top[0]
-        note(axes, fitted(f"{best.name} {best.probability:.0%}", tile, style.size * 0.75), style)
+        note(
+            axes,
+            fitted(f"{best.name} {percent(best.probability, 0)}", tile, style.size * 0.75),
+            style,
+        )
     if explanation.top and bars:
         class_bars(figure.add_subplot(grid[top + 1, 0]), explanation.top, style, tile)
 
@@ -183,11 +188,11 @@ def _left(
 def _label(axes: Axes, heatmap: Heatmap, style: Style, tile: float, *, named: bool) -> None:
     words = f"max {heatmap.values.max():.3g} ×"
     if heatmap.elsewhere is not None and heatmap.elsewhere > 5e-4:
-        words += f" · {heatmap.elsewhere:.0%} on other tokens"
+        words += f" · {percent(heatmap.elsewhere, 0)} on other tokens"
         words = fitted(words, tile * 1.05, style.size * 0.75)
     note(axes, words, style)
     if heatmap.explained is not None and named:
-        words = f"{heatmap.explained.name} {heatmap.explained.probability:.0%}"
+        words = f"{heatmap.explained.name} {percent(heatmap.explained.probability, 0)}"
         axes.set_ylabel(fitted(words, tile, style.size * 0.8), fontsize=style.size * 0.8)
 
 
@@ -205,7 +210,7 @@ def _predicted(explanation: Explanation) -> str:
     if not explanation.top:
         return f"{explanation.model} has no classes"
     best = explanation.top[0]
-    return f"{explanation.model} predicts {best.name} ({best.probability:.1%})"
+    return f"{explanation.model} predicts {best.name} ({percent(best.probability, 1)})"
 
 
 def _numbers(explanations: Sequence[Explanation]) -> dict[str, Array]:

@@ -17,6 +17,7 @@ from vision.data.tools.contact_sheet import contact_sheet
 from vision.evaluation.evaluate import evaluate, evaluation_mode
 from vision.models.build import autocast
 from vision.models.layers import Activation
+from vision.terminal import percent
 from vision.training.tasks.class_balance import ClassBalance, class_balance
 from vision.training.tasks.configs import LossConfig
 from vision.training.tasks.task import ImageTask
@@ -124,7 +125,8 @@ class Classification(ImageTask):
     def caption(self, label: Tensor, logits: Tensor) -> str:
         """The label of an image, and the predicted class."""
         confidence, answer = logits.softmax(0).max(0)
-        return f"{self.classes[int(label)]} / {self.classes[int(answer)]} {float(confidence):.0%}"
+        names = f"{self.classes[int(label)]} / {self.classes[int(answer)]}"
+        return f"{names} {percent(float(confidence), 0)}"
 
 
 def training_loss(

@@ -24,8 +24,9 @@ function fitCanvas(canvas, width, height) {
 
 function cellValues(result) { return result.values.subarray(result.layout.prefixCount); }
 
-// The value that is drawn in the brightest colour.
-function upperLimit(cells, state, uniform) {
+// The value that is drawn in the brightest colour: at least `least` times that of a uniform map, so
+// that a nearly uniform map looks dull, as in the figures. A difference has no such limit.
+function upperLimit(cells, state, uniform, least) {
   let largest = 0;
   let sum = 0;
   for (let cell = 0; cell < cells.length; cell++) {
@@ -33,10 +34,12 @@ function upperLimit(cells, state, uniform) {
     sum += size;
     if (size > largest) largest = size;
   }
-  if (state.limit === 'max') return largest;
-  if (state.limit === 'fixed') return state.fixed * (uniform ? 1 / uniform : sum / cells.length);
+  const even = uniform ? 1 / uniform : sum / cells.length;
+  if (state.limit === 'fixed') return state.fixed * even;
+  const end = state.other ? 0 : least * even;
+  if (state.limit === 'max') return Math.max(largest, end);
   const seen = Float64Array.from(cells, Math.abs).filter((size) => size > 0).sort();
-  return seen.length ? seen[Math.min(seen.length - 1, Math.floor(0.99 * seen.length))] : 0;
+  return seen.length ? Math.max(seen[Math.min(seen.length - 1, Math.floor(0.99 * seen.length))], end) : end;
 }
 
 // The fewest cells that together hold the wanted share of all cells' mass.

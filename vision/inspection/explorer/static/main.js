@@ -139,7 +139,8 @@ function shownMap(page) {
   }
   const signed = Boolean(state.other);
   return {
-    layout: result.layout, cells, signed, high: upperLimit(cells, state, result.uniform),
+    layout: result.layout, cells, signed,
+    high: upperLimit(cells, state, result.uniform, model.header.least_limit),
     kept: signed ? null : heaviest(cells, state.mass),
   };
 }

@@ -90,7 +90,8 @@ function tileMap(page, box, keep) {
   for (let token = 0; token < layout.prefixCount; token++) prefix += values[token];
   let cells = values.subarray(layout.prefixCount);
   if (keep) cells = cells.slice();
-  return { cells, prefix, signed: Boolean(state.other), high: upperLimit(cells, state, layout.size) };
+  const high = upperLimit(cells, state, layout.size, page.model.header.least_limit);
+  return { cells, prefix, signed: Boolean(state.other), high };
 }
 
 function drawTiles(page) {
