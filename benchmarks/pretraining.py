@@ -257,12 +257,12 @@ def draw(records: list[Record], folder: Path) -> None:
         values = [[100 * r["top1"] for r in own if r["labels"] == n] for n in numbers]
         scratch = place["start"] == "scratch"
         line, fill = ("--", "white") if scratch else ("-", colour)
-        means = list(map(mean, values))
-        axes.plot(numbers, means, line, marker="o", mfc=fill, ms=4, color=colour, label=label)
+        style = {"marker": "o", "markersize": 4, "color": colour, "markerfacecolor": fill}
+        axes.plot(numbers, list(map(mean, values)), line, label=label, **style)
         for number, found in zip(numbers, values, strict=True):
-            dots = {"markersize": 4, "color": colour, "markerfacecolor": fill}
-            axes.plot([number] * len(found), found, "o", **dots)
+            axes.plot([number] * len(found), found, linestyle="none", **style)
         axes.set(xscale="log", xlabel="labels per class", ylabel="top-1 on test images (%)")
+        axes.set_ylim(0, 100)
         ticks = sorted({r["labels"] for r in records if "labels" in r})
         axes.set_xticks(ticks, list(map(str, ticks)))
         axes.minorticks_off()
@@ -306,12 +306,15 @@ def draw(records: list[Record], folder: Path) -> None:
 
 
 def finish(figure: Any, legends: tuple[Any, ...], file: Path) -> None:
-    """Store a figure."""
+    """Store a figure that has something to show."""
+    if not any(axes.has_data() for axes in figure.axes):
+        return
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.3)
     for axes in legends:
-        axes.legend(fontsize=8)
+        if axes.has_data():
+            axes.legend(fontsize=8)
     figure.savefig(file, dpi=150)
 
 
