@@ -21,9 +21,17 @@ def a_teacher(folder: Path, *more: str) -> Path:
     return folder / "teacher"
 
 
+MASKED = [
+    "task=masked",
+    *("task.decoder.width=16", "task.decoder.depth=1", "task.decoder.heads=2"),
+    *("augment.mixup=0", "augment.cutmix=0", "augment.label_smoothing=0"),
+]
+"""MAE, also with augmentation that mixes otherwise."""
 TASKS: dict[str, Callable[[Path], list[str]]] = {
     "classify": lambda folder: [],
     "distill": lambda folder: ["task=distill", f"task.teacher={a_teacher(folder)}"],
+    "masked": lambda folder: [*MASKED, "data.image_size=32"],
+    "multi_label": lambda folder: ["task=multi_label", "data=shapes_two"],
 }
 """By task: the words of a run, whose files are made in a folder."""
 

@@ -115,6 +115,22 @@ def test_size_of_the_images_comes_from_the_weights_unless_it_is_given(
     assert f"size trained on {side} × {side} pixels; this run has 32 × 32" in printed
 
 
+def test_run_with_as_many_other_classes_gets_a_new_head(tmp_path: Path, pretrained: Path) -> None:
+    """Two classes, then the same two, then two others."""
+    images = folder_of_images(tmp_path / "images", 12)
+    others = folder_of_images(tmp_path / "other images", 12)
+    for name in ("dark", "light"):
+        (others / name).rename(others / f"very {name}")
+    short = ["duration=1steps", "schedule.warmup=0steps", "data=folder", "data.val_fraction=0.25"]
+    init, new = pretrained, []
+    for name, root in (("first", images), ("same", images), ("others", others)):
+        config = tuned_config(tmp_path / name, init, *short, f"data.root={root}", data=False)
+        assert train(config, "x") == 0
+        new.append(sorted(record_of(tmp_path / name)["load_report"]["new"]))
+        init = tmp_path / name / "run"
+    assert new == [["head.bias", "head.weight"], [], ["head.bias", "head.weight"]]
+
+
 def test_probe_comes_first_and_its_head_is_what_fine_tuning_starts_with(
     tmp_path: Path, pretrained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,7 +59,13 @@ def test_run_killed_in_an_epoch_ends_in_the_same_bits(
         assert whole == killed
 
 
-@pytest.mark.parametrize("task", OTHER_TASKS)
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param(task, marks=() if task == "distill" else pytest.mark.slow)
+        for task in OTHER_TASKS
+    ],
+)
 def test_run_of_another_task_killed_in_an_epoch_ends_in_the_same_bits(
     tmp_path: Path, task: str
 ) -> None:

@@ -158,6 +158,7 @@ def open_model(
     image_size: Size | None = None,
     channels: int | None = None,
     classes: int | None = None,
+    class_names: tuple[str, ...] | None = None,
     resize_positions: Positions = "auto",
     resize_windows: Windows = "auto",
     device: torch.device | str = "cpu",
@@ -169,9 +170,10 @@ def open_model(
 
     `model`: the config that it must have; None or auto: what the place says, with the settings that
     are `given` in its stead. `image_size`, `channels` and `classes`: what the model is for; None:
-    as the weights were trained. A head for other classes is drawn from `seed`. `resize_positions`
-    and `resize_windows`: how tables are fitted to another grid. `setting`: the setting that gave
-    the place.
+    as the weights were trained. A head for other classes is drawn from `seed`: for another number
+    of them or, with `class_names`, in place of the head of a run of this project whose classes have
+    other names. `resize_positions` and `resize_windows`: how tables are fitted to another grid.
+    `setting`: the setting that gave the place.
     """
     if isinstance(model, AutoModelConfig):
         given, model = model.given() | given, None
@@ -187,7 +189,9 @@ def open_model(
     if isinstance(config, SwinConfig | SwinV2Config) and not found.other_windows:
         config = pin_windows(config, found.trained_size, size)
     wanted = found.classes if classes is None else classes
-    own_head = wanted == found.classes and not isinstance(config, TimmConfig)
+    renamed = class_names is not None and _trained_here(stored) and found.class_names != class_names
+    same_classes = wanted == found.classes and not renamed
+    own_head = same_classes and not isinstance(config, TimmConfig)
     built = build_model(
         config,
         size,
@@ -198,7 +202,7 @@ def open_model(
         # come back from there.
         device="meta" if own_head else "cpu",
     )
-    new_head: NewHead = "never" if classes is None else "auto"
+    new_head: NewHead = "never" if classes is None else "other_classes" if renamed else "auto"
     try:
         fitting = put(
             built,
@@ -212,11 +216,11 @@ def open_model(
         if model is None:
             raise
         raise ConfigError(f"model: {error} model=auto takes the model of the weights.") from error
-    if stored.record is not None and stored.record.multi_label and wanted == found.classes:
+    if stored.record is not None and stored.record.multi_label and same_classes:
         built.activation = "sigmoid"
     if not any(parameter.is_meta for parameter in built.parameters()):
         built = built.to(device)
-    names = found.class_names if wanted == found.classes else None
+    names = found.class_names if same_classes else None
     found = replace(found, config=config, channels=channels, classes=wanted, class_names=names)
     return OpenedModel(
         **vars(found),
@@ -230,6 +234,12 @@ def open_model(
         weights="ema" if stored.averaged else "raw",
         record=stored.record,
     )
+
+
+def _trained_here(stored: StoredWeights) -> bool:
+    """Whether the names of the classes are those of the data, not another project's."""
+    origin = None if stored.record is None else stored.record.origin
+    return stored.record is not None and (origin is None or origin.layout == "vision")
 
 
 def _two_columns(rows: Iterable[tuple[str, str]]) -> "Table":

@@ -317,6 +317,7 @@ def _opened(config: TrainConfig, world: World, init: str, train: Source) -> Open
         image_size=None if config.data.image_size == "auto" else pair(config.data.image_size),
         channels=train.channels,
         classes=len(train.classes),
+        class_names=train.classes,
         resize_positions=config.init_positions,
         resize_windows=config.init_windows,
         seed=config.seed,

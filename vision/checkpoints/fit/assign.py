@@ -54,7 +54,7 @@ def put(
     shapes = {name: tensor.shape for name, tensor in own.items()}
     fits = shapes == {name: tensor.shape for name, tensor in fitting.tensors.items()}
     try:
-        if not fits or new_head == "always":
+        if not fits or new_head in ("always", "other_classes"):
             _fit(model, stored, fitting, trained_size, positions, windows)
             fit_head(model, fitting, new_head)
         _check(own, stored, fitting)

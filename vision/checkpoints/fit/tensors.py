@@ -29,8 +29,9 @@ from vision.models.vit import ViT
 
 Sizes = tuple[Grid | None, Grid | None]
 """The size of the images that weights were trained with: as given, and as written beside them."""
-NewHead = Literal["auto", "always", "never"]
-"""auto: where the classes differ."""
+NewHead = Literal["auto", "always", "other_classes", "never"]
+"""auto: where the number of classes differs; other_classes: as always, since these have other
+names."""
 _INTERPOLATION: dict[PositionMethod, dict[str, Any]] = {
     "bicubic_antialias": {"mode": "bicubic", "antialias": True},
     "bicubic": {"mode": "bicubic"},
@@ -230,6 +231,8 @@ def fit_head(model: Classifier, fitting: Fitting, new_head: NewHead) -> None:
             reason = f"the head of the weights is {_grid(shapes[0])}, not {_grid(shapes[1])}"
         elif new_head == "always":
             reason = "a new head was asked for"
+        elif new_head == "other_classes":
+            reason = "the head of the weights is for other classes"
         else:
             continue
         if new_head == "never":
