@@ -60,7 +60,7 @@ def test_wrong_words_are_refused_by_name_without_traceback_or_torch(
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 6))
 @pytest.mark.parametrize("command", BASE)
-def test_five_thousand_wrong_words_are_refused(command: str, seed: int, tmp_path: Path) -> None:
+def test_thousands_of_wrong_words_are_refused(command: str, seed: int, tmp_path: Path) -> None:
     _try(command, seed, number=100, folder=tmp_path)
 
 
