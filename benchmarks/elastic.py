@@ -3,7 +3,8 @@
     torchrun --nproc-per-node=2 benchmarks/elastic.py [--steps 20] [--batch 16]
 
 A step is forward, backward and the sum of gradients over processes. The three ways take turns; what
-is shown are medians, and the memory of the sums of gradients beside the weights.
+is shown are medians, of time and of the main process's CPU time, which counts no waiting and means
+more on a busy machine; and the memory of the sums of gradients beside the weights.
 """
 
 import argparse
@@ -39,16 +40,18 @@ def main() -> int:
     torch.set_num_threads(1)
     with world("cpu") as processes:
         ways = _ways(arguments.model, arguments.batch // processes.size, processes)
-        times: dict[str, list[float]] = {name: [] for name in ways}
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
         for number in range(arguments.steps + 1):
             for name, step in ways.items():
                 processes.wait()
-                before = time.perf_counter()
+                before, used = time.perf_counter(), time.process_time()
                 step()
                 if number:  # the first step warms up
-                    times[name].append(time.perf_counter() - before)
+                    times[name].append((time.perf_counter() - before, time.process_time() - used))
         if processes.main:
-            _print({name: statistics.median(values) for name, values in times.items()})
+            _print(
+                {name: [*map(statistics.median, zip(*t, strict=True))] for name, t in times.items()}
+            )
     return 0
 
 
@@ -89,11 +92,14 @@ def _step(model: nn.Module, module: nn.Module, batch: Tensor, labels: Tensor, pa
     model.zero_grad(set_to_none=True)
 
 
-def _print(medians: dict[str, float]) -> None:
-    for name, seconds in medians.items():
-        ratio = seconds / medians["DDP"]
+def _print(medians: dict[str, list[float]]) -> None:
+    for name, (seconds, used) in medians.items():
+        ratio, of_cpu = seconds / medians["DDP"][0], used / medians["DDP"][1]
         bar = f" (bar {BARS[name]:.2f})" if name in BARS else ""
-        print(f"{name:16} {seconds:7.3f} s  {ratio:5.2f} × DDP{bar}")
+        print(
+            f"{name:16} {seconds:7.3f} s  {ratio:5.2f} × DDP{bar}; "
+            f"{used:7.3f} s of CPU time, {of_cpu:5.2f} ×"
+        )
 
 
 if __name__ == "__main__":

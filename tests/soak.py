@@ -6,7 +6,7 @@ with the same command. Both must end in the same bits: weights, averages, state 
 best checkpoint and metrics. The seed of a run is printed with its result; `--seed` repeats it.
 
 Before that, runs with `elastic` are killed, asked to stop and resumed with other numbers of
-processes: `--resizes=100` times in all.
+processes: `--resizes=100` times in all, unless two thirds of the time are up before.
 """
 
 import argparse
@@ -65,10 +65,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="repeat the run with this seed")
     arguments = parser.parse_args()
     end = time.monotonic() + 60 * arguments.minutes
+    end_of_resizes = end - 20 * arguments.minutes
     seeds = [arguments.seed] if arguments.seed is not None else range(10**9)
     counts, differences = Counter[str](), list[str]()
     for seed in range(10**9 if arguments.seed is None else 0):
-        if counts["resizes"] >= arguments.resizes:
+        if counts["resizes"] >= arguments.resizes or time.monotonic() > end_of_resizes:
             break
         with tempfile.TemporaryDirectory() as folder:
             found = resize(Path(folder), random.Random(seed), counts)

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import pytest
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from vision.cli.app import COMMANDS
 from vision.cli.composition import compose
@@ -22,6 +22,12 @@ class Dog(Config):
     kind: Literal["dog"]
     tricks: tuple[str, ...]
     bark: Literal["loud", "soft"]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.tricks and self.bark == "loud":
+            raise ValueError("bark=loud needs tricks; use bark=soft or tricks=[sit].")
+        return self
 
 
 class Home(Config):
@@ -81,6 +87,10 @@ def test_parse_valid_values_gives_typed_frozen_config() -> None:
         (
             {"pet": {"kind": "dog", "tricks": ["sit", 3], "bark": "loud"}},
             "pet.tricks.1: should be a valid string, found 3.",
+        ),
+        (
+            {"pet": {"kind": "dog", "tricks": [], "bark": "loud"}},
+            "pet.bark=loud needs tricks; use pet.bark=soft or pet.tricks=[sit].",
         ),
         ({"garden": [0, 2]}, "garden.0: should be greater than or equal to 1, found 0."),
         ({"rent": "high"}, 'rent: should be a valid number, found "high".'),

@@ -244,8 +244,10 @@ def _messages(
         if line not in lines.setdefault(where, []):
             lines[where].append(line)
     inner = {w for w in lines if any(other.startswith(f"{w}.") for other in lines)}
+    texts = {where: " Or: ".join(found) for where, found in lines.items() if where not in inner}
     described = [
-        f"{where}: {' Or: '.join(found)}" for where, found in lines.items() if where not in inner
+        text if text.startswith(f"{where}.") else f"{where}: {text}"
+        for where, text in texts.items()
     ]
     more = len(details) - _DESCRIBED
     return [*described, f"And {more} more mistakes."] if more > 0 else described
@@ -268,6 +270,8 @@ def _describe(
             return f"unknown kind '{tag}'. {suggest(tag, kinds)}"
         case "union_tag_not_found":
             return "the setting 'kind' is missing, which selects one of the kinds."
+        case "value_error" if owner is not None and isinstance(error["input"], Mapping):
+            return _with_paths(str(context["error"]), owner, steps)
         case "value_error":
             return str(context["error"])
         case _:
@@ -276,6 +280,15 @@ def _describe(
             message = message.replace("an object", "a group of settings")
             message = message.replace("valid array", "list")
             return f"{message}, found {found}. {remedy('.'.join(steps), error['input'])}".rstrip()
+
+
+def _with_paths(text: str, owner: type[Config], steps: list[str]) -> str:
+    """A message on several settings of a class, which it names as `heads = 3` or `pool=mean`, with
+    their paths: what is to be typed.
+    """
+    names = "|".join(owner.model_fields)
+    place = "".join(f"{step}." for step in steps)
+    return re.sub(rf"(?<![\w.])({names})(?= ?=)", rf"{place}\1", text)
 
 
 def _locate(

@@ -5,12 +5,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
-from wrong_words import BASE
+from wrong_words import BASE, has_one_type, odd_values, settings_of, wrong_types
 
 from vision.cli.app import COMMANDS, main
+from vision.cli.composition import checked, compose, composer
+from vision.config import ConfigError
 
 ROOT = Path(__file__).parents[2]
 WRONG_WORDS = ROOT / "tests" / "helpers" / "wrong_words.py"
@@ -56,8 +59,41 @@ def test_wrong_words_are_refused_by_name_without_traceback_or_torch(
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 6))
 @pytest.mark.parametrize("command", BASE)
-def test_five_thousand_wrong_words_are_refused(command: str, seed: int, tmp_path: Path) -> None:
+def test_thousands_of_wrong_words_are_refused(command: str, seed: int, tmp_path: Path) -> None:
     _try(command, seed, number=100, folder=tmp_path)
+
+
+def _with(values: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    name, dot, rest = key.partition(".")
+    return {**values, name: _with(values[name], rest, value) if dot else value}
+
+
+@pytest.mark.parametrize(
+    "command", [c if c == "prepare" else pytest.param(c, marks=pytest.mark.slow) for c in BASE]
+)
+def test_every_odd_value_of_every_setting_is_taken_or_refused_by_name(command: str) -> None:
+    """All of them, which composing with Hydra would be too slow for: parsed alone."""
+    settings, _ = settings_of(command)
+    values, chosen = compose(command, BASE[command])
+    with composer(command) as yaml:
+        read = {
+            word: override.value()
+            for word in {*odd_values(), *(w for v in settings.values() for w in wrong_types(v))}
+            for override in yaml.read([f"key={word}"])[0]
+            if not override.is_sweep_override()
+        }
+    faults = []
+    for key, usual in settings.items():
+        wrong = wrong_types(usual) if has_one_type(usual) else []
+        for word in read.keys() & {*odd_values(), *wrong_types(usual)}:
+            try:
+                checked(COMMANDS[command], _with(values, key, read[word]), chosen)
+            except ConfigError as error:
+                named = key in str(error) and len(str(error)) < 20_000
+            else:
+                named = word not in wrong
+            faults += [] if named else [f"{key}={word[:40]}"]
+    assert faults == []
 
 
 def test_wrong_words_are_tried_for_every_command() -> None:
@@ -70,6 +106,11 @@ FORMERLY_FAILED = {
     "compare runs=0": "runs",
     "train optimizer.betas.x=0.8": "optimizer.betas.x",
     "train augment.cutmix=1e400": "augment.cutmix",
+    "train data.channels=true": "data.channels",
+    "train data=webdataset data.root=run data.channels=1.0": "data.channels",
+    "train model.heads=2024": "model.heads",
+    "train model.width=2023": "model.width",
+    "train model=swin_tiny model.heads=[4,4]": "model.heads",
     "train seed=18446744073709551616": "seed",
     "train seed=${nothing}": "seed",
     "train model.depth=${oc.env:NO_SUCH_VARIABLE}": "model.depth",

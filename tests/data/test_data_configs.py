@@ -39,7 +39,7 @@ def test_data_yaml_choices_are_those_promised() -> None:
         ("shapes", {"sampling": "ballanced"}, "'uniform' or 'balanced'"),
         ("shapes", {"samples_per_clas": 3}, "samples_per_class"),
         ("folder", {"root": "x", "val_fraction": 1.0}, "val_fraction"),
-        ("folder", {"root": "x", "val_fraction": 0.6, "test_fraction": 0.4}, "leaves nothing"),
+        ("folder", {"root": "x", "val_fraction": 0.6, "test_fraction": 0.4}, "leave nothing"),
         ("webdataset", {"root": "x", "channels": 4}, "channels"),
     ],
 )

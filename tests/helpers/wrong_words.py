@@ -117,10 +117,9 @@ def _key(rng: random.Random, key: str, group: str, settings: Settings) -> Wrong:
     return Wrong("misspelt key", (f"{rng.choice(['', '+', '++'])}{word}={value}",), word)
 
 
-def _type(rng: random.Random, key: str, group: str, settings: Settings) -> Wrong:
-    value = settings[key]
+def wrong_types(value: Any) -> list[str]:
+    """Values of other types than that of a setting with this value."""
     wrong = ["{a: 1}", "{a: {b: {c: [1, 2]}}}", "[{a: 1}]", "[[[[1]]]]", "[null]"]
-    sure = value not in ([], {}) and not isinstance(value, list)
     if isinstance(value, bool):
         wrong += ["5", "null", "[true]", "tru", "''", "1.0", "wahr"]
     elif isinstance(value, int | float):
@@ -128,16 +127,32 @@ def _type(rng: random.Random, key: str, group: str, settings: Settings) -> Wrong
         wrong += ["-9223372036854775809", "1" * 400] if isinstance(value, int) else []
     elif value is None or isinstance(value, str):
         wrong = wrong[:2]
-    return Wrong("type", (f"{key}={rng.choice(wrong)}",), key, sure)
+    return wrong
 
 
-def _any(rng: random.Random, key: str, group: str, settings: Settings) -> Wrong:
+def has_one_type(value: Any) -> bool:
+    """Whether values of other types than that of this one are wrong in any case."""
+    return value not in ([], {}) and not isinstance(value, list)
+
+
+def _type(rng: random.Random, key: str, group: str, settings: Settings) -> Wrong:
+    value = settings[key]
+    word = f"{key}={rng.choice(wrong_types(value))}"
+    return Wrong("type", (word,), key, has_one_type(value))
+
+
+def odd_values() -> list[str]:
+    """Values that may be right for some settings."""
     values = ["null", "", "2024", "0", "-1", "0.5", "true", "word", "[]", "[a,b]", "{}", "nan"]
     values += ["18446744073709551616", "9223372036854775808", "1e13", "1e400", "-inf", "x" * 300]
     values += ["é" * 2000, "日本", "'a b'", "\\'", "a\\ b", "~", "/", ".", "..", "~nobody/x", "*"]
     values += ["9" * 5000, f"[{','.join(f'photo-{n:04}.jpg' for n in range(40))}]", "a/" * 2000]
     values += ["'\\x00'", "\x00", "\ud800", "1_000", "0o7", "1e3", "2024-01-01", "12:30:00", "no"]
-    return Wrong("any value", (f"{key}={rng.choice(values)}",), key, sure=False)
+    return values
+
+
+def _any(rng: random.Random, key: str, group: str, settings: Settings) -> Wrong:
+    return Wrong("any value", (f"{key}={rng.choice(odd_values())}",), key, sure=False)
 
 
 def _below(rng: random.Random, key: str, group: str, settings: Settings) -> Wrong:

@@ -17,17 +17,17 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "heads of a later stage that do not divide its width": (
         "swin_tiny",
         {"heads": [3, 6, 5, 24]},
-        ["heads[2] = 5", "width = 384"],
+        ["5 does not divide the width of its stage, 384", "width = 96"],
     ),
     "fewer heads than stages": (
         "swin_tiny",
         {"heads": [3, 6, 12]},
-        ["heads", "one entry per stage", "depths has 4 [2, 2, 6, 2]", "heads has 3 [3, 6, 12]"],
+        ["heads = [3, 6, 12] has 3 entries", "depths = [2, 2, 6, 2] has 4"],
     ),
     "more heads than stages": (
         "swinv2_tiny",
         {"depths": [2, 2]},
-        ["one entry per stage", "depths has 2 [2, 2]", "heads has 4 [3, 6, 12, 24]"],
+        ["heads = [3, 6, 12, 24] has 4 entries", "depths = [2, 2] has 2"],
     ),
     "no stage": ("swin_tiny", {"depths": [], "heads": []}, ["depths", "at least 1 item"]),
     "a stage without blocks": ("swin_tiny", {"depths": [2, 0, 6, 2]}, ["depths.1", "found 0"]),
@@ -49,7 +49,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "pretrained windows of the wrong number": (
         "swinv2_tiny",
         {"pretrained_window": [12, 6]},
-        ["pretrained_window", "one entry per stage (4)", "[12, 6]"],
+        ["pretrained_window = [12, 6] has 2 entries", "[2, 2, 6, 2] has 4"],
     ),
     "misspelt setting": ("vit_base", {"dpeth": 6}, ["dpeth", "Did you mean 'depth'?"]),
     "setting of another model": ("vit_base", {"window": 7}, ["window", "unknown setting"]),
@@ -74,7 +74,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "fewer windows than stages": (
         "swinv2_tiny",
         {"window": [[8, 8], [4, 4]]},
-        ["window", "one entry per stage", "depths has 4 [2, 2, 6, 2]", "window has 2"],
+        ["window = [(8, 8), (4, 4)] has 2 entries", "depths = [2, 2, 6, 2] has 4"],
     ),
     "window of no token": ("swin_tiny", {"window": 0}, ["window", "positive", "found 0"]),
     "no window": ("swin_tiny", {"window": []}, ["window", "found []"]),

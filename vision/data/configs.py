@@ -1,8 +1,8 @@
 """Settings of data sets, augmentation and loading. Free of torch: mistakes are found at once."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from vision.config import (
     Amount,
@@ -31,6 +31,15 @@ Text = Annotated[str, Field(min_length=1)]
 Auto = Literal["auto"]
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+
+
+def _refuse_equal_to_one(channels: Any) -> Any:
+    if isinstance(channels, bool | float):  # true and 1.0 equal 1, which is all that Literal asks
+        raise ValueError(f"should be the number 1 or 3, found {str(channels).lower()}.")
+    return channels
+
+
+_Exactly = BeforeValidator(_refuse_equal_to_one)
 
 
 class _AnyData(Config):
@@ -93,14 +102,14 @@ class FolderConfig(_StoredData):
     """
     test_fraction: Share | None
     """Share of all images that is held out for testing; only for images not split yet."""
-    channels: Literal[1, 3]
+    channels: Annotated[Literal[1, 3], _Exactly]
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.val_fraction and self.test_fraction and self.val_fraction + self.test_fraction >= 1:
             raise ValueError(
-                f"val_fraction + test_fraction = {self.val_fraction} + {self.test_fraction} "
-                "leaves nothing to train on; their sum must be below 1."
+                f"val_fraction = {self.val_fraction} and test_fraction = {self.test_fraction} "
+                "leave nothing to train on; their sum must be below 1."
             )
         return self
 
@@ -137,7 +146,7 @@ class ShardsConfig(_StoredData):
     """Field with the label in JSON members, for samples without a .cls member."""
     index_folder: FilePath | None
     """Folder of the shards' indices; null: beside the shards."""
-    channels: Literal["auto", 1, 3]
+    channels: Annotated[Literal["auto", 1, 3], _Exactly]
     """auto: as `vision prepare` has recorded beside the shards, otherwise 3."""
 
 
@@ -161,7 +170,7 @@ class HuggingFaceConfig(_StoredData):
     """Column of the images; auto: the only one of that type."""
     label_column: Text
     """Column of the labels; auto: the only one of that type."""
-    channels: Literal[1, 3]
+    channels: Annotated[Literal[1, 3], _Exactly]
 
 
 class PythonDataConfig(_StoredData):

@@ -151,22 +151,27 @@ class ViTConfig(_Shared):
                 f"each of the two tokens has a head of its own."
             )
         if self.distillation_token and (self.representation or self.projection):
-            raise ValueError("distillation_token=true has neither representation nor projection.")
+            raise ValueError(
+                "distillation_token=true is for representation=null and projection=false."
+            )
 
     def _check_positions(self) -> None:
         if self.positions == "sincos2d" and self.width % 4:
-            raise ValueError(f"positions=sincos2d needs a width divisible by 4, not {self.width}.")
+            raise ValueError(
+                f"positions=sincos2d needs a width divisible by 4, but width = {self.width}."
+            )
         head_width = self.head_width or self.width // self.heads
         if self.turns and head_width % 4:
             raise ValueError(
-                f"positions={self.positions} needs a head width divisible by 4, not {head_width} "
-                f"(heads = {self.heads})."
+                f"positions={self.positions} needs heads whose width is divisible by 4, not "
+                f"{head_width} (width = {self.width}, heads = {self.heads}, head_width = "
+                f"{self.head_width or 'null'})."
             )
         prefix = self.registers + int(self.distillation_token)
         if self.relative_bias != "none" and (prefix or not self.class_token):
             raise ValueError(
-                f"relative_bias={self.relative_bias} needs a class token and no other token "
-                f"before the patches."
+                f"relative_bias={self.relative_bias} needs class_token=true and no other token "
+                "before the patches: registers=0 and distillation_token=false."
             )
 
 
@@ -174,8 +179,8 @@ def _check_stem(stem: str, patch_size: Size) -> None:
     sides = patch_size if isinstance(patch_size, tuple) else (patch_size,)
     if stem in ("conv", "conv_whitened") and any(n & (n - 1) or max(sides) < 2 for n in sides):
         raise ValueError(
-            f"stem={stem} halves the grid step by step: patch_size must be a power of 2 such as 4 "
-            f"or 16, not {patch_size}; or choose stem=patch."
+            f"stem={stem} halves the grid step by step, for which patch_size = {patch_size} is not "
+            "a power of 2 such as 4 or 16; or choose stem=patch."
         )
 
 
@@ -213,11 +218,15 @@ class _SwinShared(_Shared):
         for name, entries in (("heads", self.heads), ("window", windows)):
             if len(entries) != len(self.depths):
                 raise ValueError(
-                    f"{name} needs one entry per stage: depths has {len(self.depths)} "
-                    f"{list(self.depths)}, {name} has {len(entries)} {list(entries)}."
+                    f"{name} = {list(entries)} has {len(entries)} entries, and depths = "
+                    f"{list(self.depths)} has {len(self.depths)}: one for each stage is expected."
                 )
         for stage, heads in enumerate(self.heads):
-            _divides(f"heads[{stage}]", heads, "the stage's width", self.width * 2**stage)
+            if self.width * 2**stage % heads:
+                raise ValueError(
+                    f"heads = {list(self.heads)}: {heads} does not divide the width of its stage, "
+                    f"{self.width * 2**stage} (width = {self.width})."
+                )
         _check_stem(self.stem, self.patch_size)
         return self
 
@@ -244,8 +253,9 @@ class SwinV2Config(_SwinShared):
             )
         if self.pretrained_window is not None and len(self.pretrained_window) != len(self.depths):
             raise ValueError(
-                f"pretrained_window needs one entry per stage ({len(self.depths)}), "
-                f"found {list(self.pretrained_window)}."
+                f"pretrained_window = {list(self.pretrained_window)} has "
+                f"{len(self.pretrained_window)} entries, and depths = {list(self.depths)} has "
+                f"{len(self.depths)}: one for each stage is expected."
             )
         return self
 
