@@ -8,7 +8,8 @@
 
 `curves` shows the validation accuracy of runs over the images seen; `data` the last accuracy over
 the number of training images, a line for each model; `bars` the last accuracy for each value of a
-setting; `ladder` the last accuracy of each model, in the order given. Runs that differ only in their seed are one line or bar: their mean, each run as a dot.
+setting; `ladder` the last accuracy of each model, in the order given. Runs that differ only in
+their seed are one line or bar, except in `ladder`: their mean, each run as a dot.
 """
 
 import argparse
