@@ -3,11 +3,13 @@
     python docs/figures.py curves docs/images/cifar10.png outputs/cifar10_vit outputs/cifar10_swin
     python docs/figures.py data docs/images/lecture_data.png outputs/…
     python docs/figures.py bars docs/images/lecture_positions.png model.positions outputs/…
+    python docs/figures.py ladder docs/images/lecture_ladder.png outputs/…
     python docs/figures.py memory docs/images/lecture_memory.png
 
 `curves` shows the validation accuracy of runs over the images seen; `data` the last accuracy over
 the number of training images, a line for each model; `bars` the last accuracy for each value of a
-setting. Runs that differ only in their seed are one line or bar: their mean, each run as a dot.
+setting; `ladder` the last accuracy of each model, in the order given. Runs that differ only in
+their seed are one line or bar, except in `ladder`: their mean, each run as a dot.
 """
 
 import argparse
@@ -46,7 +48,9 @@ def accuracies(folder: Path) -> tuple[list[float], list[float]]:
 def model_of(folder: Path) -> str:
     """What to call a run's model."""
     settings = settings_of(folder)
-    names = {"vit": "ViT", "swin": "Swin", "swin_v2": "Swin V2"}
+    if settings.get("model.patch_size") == 1:
+        return "pixel transformer"
+    names = {"vit": "ViT", "swin": "Swin", "swin_v2": "Swin V2", "lr_net": "LR-Net"}
     return names.get(settings["model.kind"], settings.get("model.name", ""))
 
 
@@ -104,6 +108,17 @@ def bars(axes: Axes, folders: list[Path], setting: str) -> None:
     axes.set(xlabel="validation accuracy (%)", yticks=[])
 
 
+def ladder(axes: Axes, folders: list[Path]) -> None:
+    """Accuracy of each model, with its size and that of its images."""
+    for row, folder in enumerate(reversed(folders)):
+        value, size = accuracies(folder)[1][-1], settings_of(folder)["data.image_size"]
+        parameters = Run(folder).status()["parameters"] / 1e6
+        axes.barh(row, value, color=COLOURS[0], alpha=0.35)
+        words = f"{model_of(folder)}, {parameters:.1f} M, {size} px: {value:.1f} %"
+        axes.annotate(words, (0, row), (4, 0), textcoords="offset points", va="center")
+    axes.set(xlabel="validation accuracy (%)", yticks=[], xlim=(0, 100))
+
+
 def memory(axes: Axes) -> None:
     """Bytes of all attention matrices of one image over its size."""
     sizes = [224, 320, 448, 640, 896]
@@ -130,7 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("figure", choices=["curves", "data", "bars", "memory"])
+    parser.add_argument("figure", choices=["curves", "data", "bars", "ladder", "memory"])
     parser.add_argument("output", type=Path)
     parser.add_argument("rest", nargs="*", help="for bars the setting, then the runs' folders")
     arguments = parser.parse_args()
@@ -144,6 +159,8 @@ def main() -> None:
             bars(axes, find_runs(places)[0], setting)
         case "curves", places if places:
             curves(axes, find_runs(places)[0])
+        case "ladder", places if places:
+            ladder(axes, find_runs(places)[0])
         case "data", places if places:
             data(axes, find_runs(places)[0])
         case _:

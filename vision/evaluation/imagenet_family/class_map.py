@@ -1,15 +1,17 @@
 """From a model's classes to ImageNet's 1,000, by their synsets (WordNet)."""
 
 from collections.abc import Sequence
+from typing import Any
 
+import timm.data
 import torch
-from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor
 
 from vision.config import ConfigError, shorten
 from vision.data.sources.wordnet import imagenet_synsets, readable_names
 
 UNKNOWN = -1
+_TIMM: Any = timm.data  # without types
 
 
 def imagenet_columns(
@@ -22,7 +24,7 @@ def imagenet_columns(
     says which set they are of: ImageNet-1k, or the 12k, 21k and 22k that timm knows.
     """
     synsets, notes = imagenet_synsets(), []
-    subset = infer_imagenet_subset({"num_classes": classes})
+    subset = _TIMM.infer_imagenet_subset({"num_classes": classes})
     if names is not None:
         readable = dict(zip(readable_names(synsets), synsets, strict=True))
         own = [name if name in set(synsets) else readable.get(name, "") for name in names]
@@ -36,7 +38,7 @@ def imagenet_columns(
                 f"{listed}. Give their names with class_names=names.txt: synsets such as "
                 "n01440764, one per line in the order of the logits."
             )
-        own = list(ImageNetInfo(subset).label_names())
+        own = list(_TIMM.ImageNetInfo(subset).label_names())
         words = "in the usual order" if classes == len(synsets) else "mapped to 1,000 by synset"
         notes.append(f"{classes:,} classes: assumed to be those of {subset}, {words}")
     place = {synset: column for column, synset in enumerate(own) if synset}

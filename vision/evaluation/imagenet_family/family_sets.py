@@ -149,9 +149,10 @@ def _reassessed(source: FolderSource, places: Sequence[Path]) -> Iterator[Family
     if file is None:
         if len(names) != 50_000:
             return
-        from timm.data import RealLabelsImagenet  # slow to load
+        import timm.data  # slow to load
 
-        real = RealLabelsImagenet(names).real_labels
+        library: Any = timm.data
+        real = library.RealLabelsImagenet(names).real_labels
         yield FamilySet("real", source, tuple(tuple(real[name]) for name in names))
         return
     try:
