@@ -30,6 +30,7 @@ ELSEWHERE = {
     "benchmarks/README.md": "benchmarks.md",
     "CHANGELOG.md": "changes.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "reporting.md",
 }
 """Files of the repository that are pages, and the names of these."""
 SHOWN = (".md", ".png")
