@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vision.checkpoints.open import load_weights as load_weights
+    from vision.cli.from_python import TrainResult as TrainResult
+    from vision.cli.from_python import train as train
     from vision.config import ConfigError as ConfigError
     from vision.config import parse as parse
     from vision.data.sources.build_source import build_source as build_source
@@ -27,6 +29,8 @@ _HOMES = {
     "load": "vision.inference.predict",
     "load_weights": "vision.checkpoints.open",
     "cost": "vision.models.cost.count",
+    "train": "vision.cli.from_python",
+    "TrainResult": "vision.cli.from_python",
     "show_attention": "vision.inspection.figures.sheet",
     "static_bias": "vision.models.layers",
 }

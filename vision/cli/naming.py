@@ -63,11 +63,12 @@ def _data(values: Mapping[str, Any], chosen: Choices) -> tuple[str, str]:
         "webdataset": "root",
         "huggingface": "path",
         "torchvision": "name",
+        "python": "label",
     }.get(choice)
     value = str(values["data"].get(setting, "???")) if setting else "???"
     if value == "???":
         return "data", choice
-    if setting != "name":
+    if setting not in ("name", "label"):
         value = Path(value).expanduser().resolve().name if setting == "root" else Path(value).name
     return f"data.{setting}", value or choice
 

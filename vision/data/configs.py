@@ -55,7 +55,7 @@ class _AnyData(Config):
 
 
 class _StoredData(_AnyData):
-    """Settings of every data set on disk."""
+    """Settings of every data set of images that are not generated."""
 
     image_size: Size | Auto
     """Size of the model's input. auto: the size that the weights were trained with; without
@@ -164,13 +164,27 @@ class HuggingFaceConfig(_StoredData):
     channels: Literal[1, 3]
 
 
+class PythonDataConfig(_StoredData):
+    """Settings of images that a Python program gives: vision.train(…, dataset=…)."""
+
+    kind: Literal["python"]
+    label: Text
+    """Word for these images in the name of the run; auto: the class of the data set."""
+    fingerprint: Text
+    """Digest of classes, labels and some of the images. auto: computed by vision.train. Another
+    value must be that of the given images: a run is resumed with its own data alone.
+    """
+    channels: Literal[1, 3]
+
+
 DataConfig = Annotated[
     ShapesConfig
     | FolderConfig
     | TorchvisionConfig
     | FashionMnistConfig
     | ShardsConfig
-    | HuggingFaceConfig,
+    | HuggingFaceConfig
+    | PythonDataConfig,
     Field(discriminator="kind"),
 ]
 

@@ -19,7 +19,8 @@ from vision.checkpoints.native.header import read_record
 from vision.checkpoints.native.run_record import RunRecord, run_record
 from vision.checkpoints.open import OpenedModel, open_model
 from vision.config import ConfigError, pair
-from vision.data.configs import DataConfig, FolderConfig
+from vision.data.configs import SPLITS, DataConfig, FolderConfig
+from vision.data.given import GivenImages
 from vision.data.order import BatchOrder
 from vision.data.preprocess import NAMES, Known, Preprocess, resolve_preprocess, usual_values
 from vision.data.sources.build_source import build_source, image_size
@@ -104,16 +105,21 @@ class TrainingJob:
 
 
 def build_job(
-    config: TrainConfig, run: Run, world: World, stop: StopRequest, init: str | None
+    config: TrainConfig,
+    run: Run,
+    world: World,
+    stop: StopRequest,
+    init: str | None,
+    given: GivenImages | None = None,
 ) -> TrainingJob:
     """Data, model, task, schedule and optimiser of a run.
 
     Weights come from `init` or are drawn from the seed; those of a run that is resumed are still to
-    be restored.
+    be restored. `given` are the images of data=python.
     """
     _set_up_torch(config, world)
     sources = _data_config(config, run, world)
-    train, val = (seen_by_task(config, build_source(sources, s)) for s in ("train", "val"))
+    train, val = (seen_by_task(config, build_source(sources, split, given)) for split in SPLITS[:2])
     start = _starting_model(config, run, world, init, train)
     data = TrainingData(train, val, start.preprocess)
     model = _on_device(config, start.model, world)

@@ -15,6 +15,7 @@ from vision.checkpoints.native.checkpoint_folder import (
     restore_best,
     step_path,
 )
+from vision.data.given import GivenImages
 from vision.files import make_folder
 from vision.terminal import elapsed
 from vision.training.configs import TrainConfig
@@ -40,23 +41,29 @@ from vision.training.step import NonFiniteError, explain_nonfinite, forward_back
 from vision.training.tasks.probe import probe_config
 
 
-def train(config: TrainConfig, label: str) -> int:
+def train(config: TrainConfig, label: str, given: GivenImages | None = None) -> int:
     """Start or resume the training that a config describes. Returns the exit code.
 
-    `label` names the model and the data in the name of a run that has none of its own.
+    `label` names the model and the data in the name of a run that has none of its own; `given` are
+    the images of data=python.
     """
     with stop_requests() as stop, ExitStack() as until_the_end:
         try:
             with stop.at_once():
                 processes = until_the_end.enter_context(world(config.device))
-            return _train(config, label, processes, stop, Reporter(processes.main))
+            return _train(config, label, given, processes, stop, Reporter(processes.main))
         except Stopped:
             say_stopped(_reason(stop))
             return PREEMPTED
 
 
 def _train(
-    config: TrainConfig, label: str, processes: World, stop: StopRequest, reporter: Reporter
+    config: TrainConfig,
+    label: str,
+    given: GivenImages | None,
+    processes: World,
+    stop: StopRequest,
+    reporter: Reporter,
 ) -> int:
     run = find_run(config, label)
     with run_lock(run, processes):
@@ -69,12 +76,12 @@ def _train(
         init = config.init
         if config.probe_first is not None and not latest(run.checkpoints):
             probe = probe_config(config, run.folder)
-            code = _train(probe, label, processes, stop, reporter)
+            code = _train(probe, label, given, processes, stop, reporter)
             if code:
                 return code
             init = str(find_run(probe, label).folder)
         with stop.at_once():
-            job = build_job(config, run, processes, stop, init)
+            job = build_job(config, run, processes, stop, init, given)
             if decision == "resume":
                 _resume(job, reporter)
             elif processes.main:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vision.config import ConfigError, pair
 from vision.data.configs import (
@@ -16,6 +17,7 @@ from vision.data.configs import (
     FashionMnistConfig,
     FolderConfig,
     HuggingFaceConfig,
+    PythonDataConfig,
     ShapesConfig,
     ShardsConfig,
     Share,
@@ -33,6 +35,9 @@ from vision.data.sources.source import Source, take
 from vision.data.sources.subsets import named_splits, nested_subset, split_by_fraction
 from vision.data.sources.table import folder_classes, read_table
 from vision.data.sources.wordnet import imagenet_synsets, readable_names
+
+if TYPE_CHECKING:
+    from vision.data.given import GivenImages
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,8 @@ def describe(config: DataConfig) -> DataSpec:
             channels, classes = describe_shards(config)
         case HuggingFaceConfig():
             channels, classes = config.channels, read_classes(config)
+        case PythonDataConfig():
+            raise ConfigError(_not_given(config))
         case TorchvisionConfig(name="ImageNet"):
             channels, classes = 3, readable_names(imagenet_synsets())
         case _:
@@ -91,11 +98,11 @@ def image_size(
     return (224, 224), "default"
 
 
-def build_source(config: DataConfig, split: Split) -> Source:
+def build_source(config: DataConfig, split: Split, given: "GivenImages | None" = None) -> Source:
     """Return the images of a split; of train, those that train_fraction and samples_per_class
-    leave.
+    leave. `given` are those of a Python program.
     """
-    source = _build_whole(config, split)
+    source = _build_whole(config, split, given)
     if split != "train":
         return source
     indices = nested_subset(
@@ -122,7 +129,12 @@ def list_splits(config: DataConfig) -> tuple[Split, ...]:
 
 
 def _stored_splits(
-    config: FashionMnistConfig | TorchvisionConfig | ShardsConfig | HuggingFaceConfig,
+    config: FashionMnistConfig
+    | TorchvisionConfig
+    | ShardsConfig
+    | HuggingFaceConfig
+    | PythonDataConfig,
+    given: "GivenImages | None" = None,
 ) -> tuple[Collection[Split], Callable[[Split], Source]]:
     """Return the splits that a data set is stored in, and the function that reads one of them."""
     match config:
@@ -134,17 +146,35 @@ def _stored_splits(
             return named_splits(config), partial(read_shards, config)
         case HuggingFaceConfig():
             return named_splits(config), partial(read_huggingface, config)
+        case PythonDataConfig():
+            if given is None:
+                raise ConfigError(_not_given(config))
+            return given.splits, given.splits.__getitem__
 
 
-def _build_whole(config: DataConfig, split: Split) -> Source:
+def _not_given(config: PythonDataConfig) -> str:
+    which = "the images" if config.label == "auto" else f"the images ({config.label})"
+    return (
+        f"data=python: {which} are those of a Python program, vision.train(…, dataset=…), and are "
+        "not here. Give them as files: data=folder data.root=…, with a folder for each class."
+    )
+
+
+def _build_whole(config: DataConfig, split: Split, given: "GivenImages | None") -> Source:
     if isinstance(config, ShapesConfig):
         return build_shapes(config, split)
     if isinstance(config, FolderConfig):
         # Its table has the fractions taken out already.
         table = read_table(config, split)
         return table.source(_require_split(table.splits, None, split, config.root), config.channels)
-    place = config.path if isinstance(config, HuggingFaceConfig) else config.root
-    available, read = _stored_splits(config)
+    match config:
+        case HuggingFaceConfig():
+            place: Path | str = config.path
+        case PythonDataConfig():
+            place = config.label
+        case _:
+            place = config.root
+    available, read = _stored_splits(config, given)
     own = _require_split(available, config.val_fraction, split, place)
     source = read(own)
     if config.val_fraction is None or own != "train":

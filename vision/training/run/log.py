@@ -157,9 +157,10 @@ class Reporter:
     def training(self, job: "TrainingJob", numbers: Mapping[str, float]) -> None:
         """Report the means of the last steps."""
         self.write(job.state.step, "train", numbers)
+        speed = numbers["images_per_second"]
         self.latest = (
             f"{_shown(numbers, job.task.measures, digits=3)}  "
-            f"lr {numbers['learning_rate']:.1e}  {numbers['images_per_second']:,.0f} images/s"
+            f"lr {numbers['learning_rate']:.1e}  {speed:,.{0 if speed >= 10 else 1}f} images/s"
         )
         if self.progress is None:
             place = f"step {job.state.step}/{job.schedule.total}  epoch {numbers['epoch']:.2f}"
@@ -188,8 +189,9 @@ class Reporter:
             self.say(f"Step {job.state.best_step}, the best: {shown}")
         for warning in left_out(job):
             self.warn(warning)
+        data = " data=folder data.root=…" if job.config.data.kind == "python" else ""
         commands = {
-            f"python eval.py checkpoint={folder}": "evaluate its best checkpoint",
+            f"python eval.py checkpoint={folder}{data}": "evaluate its best checkpoint",
             f"vision predict checkpoint={folder} images=photos/": "classify your own images",
             f"vision visualize checkpoint={folder} images=photos/ page=true": "see where it looks",
             f"vision export checkpoint={folder} format=onnx": "use it elsewhere",

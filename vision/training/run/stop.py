@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
@@ -62,7 +62,7 @@ class StopRequest:
         try:
             if self:
                 raise Stopped
-            with _ended_if_stuck():
+            with _ended_if_stuck() if _in_main_thread() else nullcontext():
                 yield
         except RuntimeError as error:
             if self:  # another process has stopped already, and closed its connection
@@ -118,11 +118,19 @@ def say_stopped(reason: str) -> None:
         )
 
 
+def _in_main_thread() -> bool:
+    """Whether this is the thread that gets signals; a Python program may train in another one."""
+    return threading.current_thread() is threading.main_thread()
+
+
 _USR1 = [signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []  # not on Windows
 
 
 @contextmanager
 def _handled_by(request: StopRequest, *numbers: signal.Signals) -> Iterator[None]:
+    if not _in_main_thread():
+        yield
+        return
     before = {number: signal.signal(number, request.handle) for number in numbers}
     try:
         yield
