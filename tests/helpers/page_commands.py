@@ -9,7 +9,7 @@ from pathlib import Path
 from vision.cli.commands import COMMANDS
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = {"python", "vision", "torchrun", "make", "pip", "srun", "sbatch", "docker"}
+PROGRAMS = {"python", "vision", "torchrun", "make", "pip", "srun", "sbatch", "bash"}
 PLACEHOLDERS = {"recipe=RECIPE": "recipe=finetune", "hydra/launcher=…": "hydra/launcher=local"}
 """Words that stand for one of several."""
 
@@ -60,17 +60,17 @@ class PageCommand:
 
 def page_commands(page: Path) -> Iterator[PageCommand]:
     """The commands of a page, in the order of the text."""
-    name = str(page.relative_to(ROOT))
+    name = page.name
     lines = _code(page.read_text())
     for number, line in enumerate(lines):
         text = line.strip().removeprefix("$ ")
         while text.endswith("\\"):
             text = f"{text[:-1].rstrip()} {lines.pop(number + 1).strip()}"
-        first = text.split()[0] if text else ""
-        if Path(re.sub(r"^(?:[A-Z_]+=\S* )+", "", text).split(" ")[0]).name in PROGRAMS:
+        program = re.sub(r"^(?:[A-Z_]+=\S* )+", "", text).partition(" ")[0]
+        if Path(program).name in PROGRAMS and program != "vision/":
             after = lines[number + 1] if number + 1 < len(lines) else ""
             # a program in a listing of files or in Python is not a command
-            if not re.match(r"(?:python|vision)[:.]?\s{2,}|\w+\.py\s", text) and first != "vision/":
+            if not re.match(r"(?:python|vision)[:.]?\s{2,}|\w+\.py\s", text):
                 for part in text.split(" && "):
                     yield PageCommand(name, part, after.startswith("error: "))
 
@@ -81,9 +81,9 @@ def _code(markdown: str) -> list[str]:
     for line in markdown.splitlines():
         if line.lstrip().startswith("```"):
             fence = line.strip()[3:] if fence is None else None
-        elif fence in ("bash", "console", ""):
-            found.append(line)
-        elif fence is None and line.startswith("    ") and (not before or before[:4] == "    "):
-            found.append(line)
+        else:
+            indented = line.startswith("    ") and (not before or before.startswith("    "))
+            if fence in ("bash", "console", "") or (fence is None and indented):
+                found.append(line)
         before = line
     return found

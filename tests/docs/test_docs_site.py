@@ -1,7 +1,6 @@
 """The documentation site: built as `make docs` builds it, and clicked through in Chromium."""
 
 import re
-import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -9,17 +8,13 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import build_site
 import pytest
+import reference
 from chromium import chromium
 
 from vision.cli.commands import COMMANDS
 from vision.config import Config, config_classes
-
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "docs"))
-
-import build_site
-import reference
 
 
 @pytest.fixture(scope="module")
