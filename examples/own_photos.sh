@@ -11,9 +11,11 @@ photos=$1
 shift
 settings=(recipe=small_data model=vit_fast model.patch_size=8 data.image_size=64)
 if (($#)); then settings=("$@"); fi
+data=(data=folder data.root="$photos")
 
-vision data data=folder data.root="$photos" check=true || true # 1: there are duplicates or bad files
-vision train name=photos data=folder data.root="$photos" data.val_fraction=0.2 "${settings[@]}"
+vision data "${data[@]}" check=true || true # 1: there are duplicates or unreadable files
+vision train name=photos "${data[@]}" data.val_fraction=0.2 "${settings[@]}"
 vision eval checkpoint=outputs/photos
-vision visualize checkpoint=outputs/photos images="$photos" count=3 page=true output=outputs/photos/looks
+vision visualize checkpoint=outputs/photos images="$photos" count=3 page=true \
+    output=outputs/photos/looks
 echo "Results: outputs/photos/evaluation/val/report.html, attention: outputs/photos/looks"

@@ -63,7 +63,7 @@ def test_own_photos(tmp_path: Path) -> None:
     small = ("model=vit_mini", "data.image_size=24", *TINY)
     run(tmp_path, "own_photos.sh", "photos", *small)
     assert (tmp_path / "outputs/photos/evaluation/val/report.html").is_file()
-    assert len(list((tmp_path / "outputs/photos/looks").glob("*.html"))) == 3
+    assert len(list((tmp_path / "outputs/photos/looks").rglob("*.html"))) == 3
 
 
 @pytest.mark.slow
