@@ -4,7 +4,7 @@ BIN := .venv/bin
 ARGS ?=
 MINUTES ?= 30
 
-.PHONY: train test test-all test-gpu test-slurm soak browser lint format benchmark clean
+.PHONY: train test test-all test-gpu test-slurm soak browser docs lint format benchmark clean
 
 train: .venv/.installed   ## train on the embedded data set, then evaluate; ARGS="setting=value ..."
 	$(BIN)/python train.py experiment=shapes_fast $(ARGS)
@@ -34,6 +34,9 @@ browser:  ## Chromium for the tests of the attention page, which skip without it
 	else \
 		echo "Install chromium for the tests of the attention page, e.g. sudo apt-get install chromium; without it they skip."; \
 	fi
+
+docs: .venv/.installed  ## the documentation as a site, in build/site
+	$(BIN)/python docs/build_site.py
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

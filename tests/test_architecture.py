@@ -25,7 +25,7 @@ from vision.models.configs import AutoModelConfig, ModelConfig
 PACKAGE = Path(vision.__file__).parent
 ROOT = PACKAGE.parent
 
-FOLDERS_WITHOUT_TWIN = {"benchmarks", "helpers"}
+FOLDERS_WITHOUT_TWIN = {"benchmarks", "docs", "helpers"}
 """Of tests/: these test no folder of vision/."""
 
 STATIONS = [

@@ -5,10 +5,27 @@ import json
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+from pydantic.fields import FieldInfo
+
 from vision.config import Config, config_classes
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of a command, with its present value."""
+
+    path: str
+    value: Any
+    field: FieldInfo
+
+    @property
+    def meaning(self) -> str:
+        """The docstring below the field, on one line."""
+        return " ".join((self.field.description or "").split())
 
 
 def command_help(
@@ -27,7 +44,7 @@ def command_help(
         text = f"  {group}: {', '.join(sorted(choices[group]))}"
         lines += textwrap.wrap(text, columns, subsequent_indent=" " * 6)
     lines += ["", "Settings (name=value), with the values of the present choices:"]
-    rows = list(_settings(config, values))
+    rows = [(f"{s.path}={shown(s.value)}", _with_words(s)) for s in settings(config, values)]
     width = min(max(len(setting) for setting, _ in rows), 44)
     for setting, meaning in rows:
         text = f"  {setting:{width}}  {meaning}".rstrip()
@@ -43,21 +60,25 @@ def shown(value: Any) -> str:
     return text.replace('"', "")
 
 
-def _settings(
+def settings(
     config: type[Config], values: Mapping[str, Any], prefix: str = ""
-) -> Iterator[tuple[str, str]]:
-    """`path=value` and meaning of every setting, depth first; inherited settings come last."""
+) -> Iterator[Setting]:
+    """Every setting with its value, depth first; inherited settings come last."""
     own = inspect.get_annotations(config)
     for name, field in sorted(config.model_fields.items(), key=lambda item: item[0] not in own):
         value = values.get(name)
         if isinstance(value, Mapping) and (classes := config_classes(field.annotation)):
-            yield from _settings(_of_kind(classes, value.get("kind")), value, f"{prefix}{name}.")
+            yield from settings(_of_kind(classes, value.get("kind")), value, f"{prefix}{name}.")
             continue
-        words = _words(field.annotation)
-        if name != "kind" or len(words) > 1:  # the kind of a union's member follows from its YAML
-            expected = f"({' | '.join(words)})" if words else ""
-            meaning = " ".join(f"{field.description or ''} {expected}".split())
-            yield f"{prefix}{name}={shown(value)}", meaning
+        # the kind of a union's member follows from its YAML
+        if name != "kind" or len(_words(field.annotation)) > 1:
+            yield Setting(f"{prefix}{name}", value, field)
+
+
+def _with_words(setting: Setting) -> str:
+    """The meaning of a setting, and the words that it can have as a value."""
+    words = _words(setting.field.annotation)
+    return f"{setting.meaning} ({' | '.join(words)})".strip() if words else setting.meaning
 
 
 def _of_kind(classes: list[type[Config]], kind: Any) -> type[Config]:

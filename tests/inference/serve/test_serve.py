@@ -64,6 +64,9 @@ def test_models_and_openapi_are_described_without_paths(server: Server, runs: li
     assert str(runs[0].parent) not in answer.text
     paths = server.client.get("/openapi.json").json()["paths"]
     assert {"/predict", "/features", "/attention", "/health", "/model"} <= paths.keys()
+    for path in ("/predict", "/features", "/attention"):
+        answers = paths[path]["post"]["responses"]["200"]["content"]
+        assert answers.keys() == {"application/json", "application/x-npz"}
     assert server.client.get("/docs").status_code == server.client.get("/redoc").status_code == 404
 
 

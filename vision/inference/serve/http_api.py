@@ -28,6 +28,9 @@ from vision.inspection.capture.captured import CaptureError
 DECODERS = 4
 """Threads that decode images while the model runs."""
 LONGEST_TITLE = 120
+NPZ = "application/x-npz"
+EITHER: dict[int | str, dict[str, Any]] = {200: {"content": {NPZ: {}}}}
+"""For the description of requests that answer in JSON or npz."""
 R = TypeVar("R")
 
 Upload = Annotated[UploadFile, File(description="The image: JPEG, PNG, WebP, …")]
@@ -185,7 +188,7 @@ def _add_description(app: FastAPI, service: Service) -> None:
 def _add_answers(app: FastAPI, service: Service) -> None:
     config = service.config
 
-    @app.post("/predict", summary="The most probable classes of an image")
+    @app.post("/predict", responses=EITHER, summary="The most probable classes of an image")
     async def predict(
         file: Upload,
         changes: Changes = "",
@@ -208,7 +211,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         best, value = listed[0], chosen.temperature.value
         return PredictAnswer(chosen.name, best.label, best.probability, listed, value)
 
-    @app.post("/features", summary="The input of the head")
+    @app.post("/features", responses=EITHER, summary="The input of the head")
     async def features(
         file: Upload, changes: Changes = "", model: Model = None, format: Format = "json"
     ) -> FeaturesAnswer:
@@ -219,7 +222,11 @@ def _add_answers(app: FastAPI, service: Service) -> None:
             return _npz({"features": found.numpy()})
         return FeaturesAnswer(chosen.name, found.tolist())
 
-    @app.post("/attention", summary="Maps of attention; as npz also the weights of every layer")
+    @app.post(
+        "/attention",
+        responses=EITHER,
+        summary="Maps of attention; as npz also the weights of every layer",
+    )
     async def attention(
         file: Upload,
         changes: Changes = "",
@@ -270,4 +277,4 @@ def _npz(arrays: Arrays) -> Any:
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **arrays)
     headers = {"content-disposition": 'attachment; filename="answer.npz"'}
-    return Response(buffer.getvalue(), media_type="application/x-npz", headers=headers)
+    return Response(buffer.getvalue(), media_type=NPZ, headers=headers)
