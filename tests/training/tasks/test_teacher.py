@@ -115,6 +115,11 @@ def test_teacher_that_cannot_teach_these_classes_is_refused(tmp_path: Path) -> N
             teacher_of(place, data)
     with pytest.raises(ConfigError, match=r"4 classes: bear, .*the data has 3.*recipe=finetune"):
         teacher_of(few, data[:3])
+    several = a_run(
+        tmp_path / "several", "model=vit_mini", "task=multi_label", "data=shapes_two", classes=data
+    )
+    with pytest.raises(ConfigError, match=r"several was trained with task=multi_label.* one class"):
+        teacher_of(several, data)
     Image.new("RGB", (4, 4)).save(tmp_path / "photo.png")
     with pytest.raises(CheckpointError, match=r"task\.teacher: .*photo\.png is of an unknown kind"):
         teacher_of(tmp_path / "photo.png", data)

@@ -138,6 +138,11 @@ def matched_classes(
             f"task.teacher: {place} has no head and cannot predict the {len(classes)} classes of "
             f"the data; {train}."
         )
+    if opened.multi_label:
+        raise ConfigError(
+            f"task.teacher: {place} was trained with task=multi_label and gives each class a "
+            f"probability of its own, but an image of the data has one class; {train}."
+        )
     same_number = opened.classes == len(classes)
     if same_number and (names in (None, classes) or config.teacher_classes == "in_order"):
         return None
