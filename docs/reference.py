@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
-from vision.cli.commands import COMMANDS
+from vision.cli.app import COMMANDS
 from vision.cli.composition import compose
 from vision.cli.help import Setting, settings, shown
 from vision.cli.listing import CONFIGS, choices

@@ -21,7 +21,6 @@ from small_runs import small_config
 from small_tasks import DISTILLED, a_teacher
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from vision.training.tasks.task_parts import seen_by_task, with_parts
 
 from vision.data.batches import Batch
 from vision.data.images.mixing import Mix, soft_targets
@@ -43,7 +42,7 @@ from vision.training.step import empty_sums, forward_backward, update
 from vision.training.tasks.class_balance import ClassBalance
 from vision.training.tasks.classification import loss_and_sums
 from vision.training.tasks.probe import Features
-from vision.training.tasks.task import TrainingData, select_task
+from vision.training.tasks.task import TrainingData, seen_by_task, select_task, with_parts
 from vision.training.tune import freeze
 
 MODELS = ["vit_mini", "swin_mini", "swinv2_mini", "timm"]

@@ -11,8 +11,7 @@ import pytest
 from page_commands import NEEDS, ROOT, PageCommand, page_commands
 from served_runs import noise
 
-from vision.cli.app import main
-from vision.cli.commands import COMMANDS
+from vision.cli.app import COMMANDS, main
 from vision.cli.composition import composer, expand, plain
 from vision.cli.listing import LISTINGS, PLUGINS, listing
 from vision.config import ConfigError, parse

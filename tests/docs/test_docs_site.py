@@ -13,7 +13,7 @@ import pytest
 import reference
 from chromium import chromium
 
-from vision.cli.commands import COMMANDS
+from vision.cli.app import COMMANDS
 from vision.config import Config, config_classes
 
 

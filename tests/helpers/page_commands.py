@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vision.cli.commands import COMMANDS
+from vision.cli.app import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = {"python", "vision", "torchrun", "make", "pip", "srun", "sbatch", "bash"}
