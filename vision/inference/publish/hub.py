@@ -26,7 +26,7 @@ def upload(folder: Path, repository: str, private: bool, message: str) -> str:
     has besides stays.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     if not sys.stderr.isatty():
         disable_progress_bars()
