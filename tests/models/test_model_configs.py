@@ -17,7 +17,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "heads of a later stage that do not divide its width": (
         "swin_tiny",
         {"heads": [3, 6, 5, 24]},
-        ["5 does not divide the width of its stage, 384", "width = 96"],
+        ["heads = 5 does not divide width = 96 · 4 = 384"],
     ),
     "fewer heads than stages": (
         "swin_tiny",

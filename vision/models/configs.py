@@ -1,6 +1,7 @@
 """Settings of each model family. Free of torch, so that a typo is reported at once."""
 
-from typing import Annotated, Any, Literal, Self, Union
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self, TypeGuard, Union
 
 from pydantic import Field, create_model, model_validator
 
@@ -131,9 +132,7 @@ class ViTConfig(_Shared):
             _divides("heads", self.heads, "width", self.width)
         _check_stem(self.stem, self.patch_size)
         if self.initialization == "zero_residual" and self.block_norm == "after":
-            raise ValueError(
-                "initialization=zero_residual needs block_norm=before: norms of zeros do not learn."
-            )
+            raise ValueError("initialization=zero_residual needs block_norm=before, to learn.")
         self._check_pooling()
         self._check_positions()
         return self
@@ -151,21 +150,16 @@ class ViTConfig(_Shared):
                 f"each of the two tokens has a head of its own."
             )
         if self.distillation_token and (self.representation or self.projection):
-            raise ValueError(
-                "distillation_token=true is for representation=null and projection=false."
-            )
+            raise ValueError("distillation_token=true needs representation=null, projection=false.")
 
     def _check_positions(self) -> None:
         if self.positions == "sincos2d" and self.width % 4:
-            raise ValueError(
-                f"positions=sincos2d needs a width divisible by 4, but width = {self.width}."
-            )
+            raise ValueError(f"positions=sincos2d: width = {self.width} is not divisible by 4.")
         head_width = self.head_width or self.width // self.heads
         if self.turns and head_width % 4:
             raise ValueError(
-                f"positions={self.positions} needs heads whose width is divisible by 4, not "
-                f"{head_width} (width = {self.width}, heads = {self.heads}, head_width = "
-                f"{self.head_width or 'null'})."
+                f"positions={self.positions} needs a head width divisible by 4, not {head_width} "
+                f"(width = {self.width}, heads = {self.heads}, head_width = {self.head_width})."
             )
         prefix = self.registers + int(self.distillation_token)
         if self.relative_bias != "none" and (prefix or not self.class_token):
@@ -216,17 +210,9 @@ class _SwinShared(_Shared):
         entries: tuple[Any, ...]
         windows = self.window if per_stage(self.window) else self.depths
         for name, entries in (("heads", self.heads), ("window", windows)):
-            if len(entries) != len(self.depths):
-                raise ValueError(
-                    f"{name} = {list(entries)} has {len(entries)} entries, and depths = "
-                    f"{list(self.depths)} has {len(self.depths)}: one for each stage is expected."
-                )
+            _check_stages(name, entries, self.depths)
         for stage, heads in enumerate(self.heads):
-            if self.width * 2**stage % heads:
-                raise ValueError(
-                    f"heads = {list(self.heads)}: {heads} does not divide the width of its stage, "
-                    f"{self.width * 2**stage} (width = {self.width})."
-                )
+            _divides("heads", heads, f"width = {self.width} · {2**stage}", self.width * 2**stage)
         _check_stem(self.stem, self.patch_size)
         return self
 
@@ -248,15 +234,10 @@ class SwinV2Config(_SwinShared):
     def _check_v2(self) -> Self:
         if self.initialization == "zero_residual":
             raise ValueError(
-                "initialization=zero_residual: the branches of a Swin V2 start at zero by their "
-                "norms; use trunc_normal."
+                "initialization=zero_residual: a Swin V2 starts so by its norms; use trunc_normal."
             )
-        if self.pretrained_window is not None and len(self.pretrained_window) != len(self.depths):
-            raise ValueError(
-                f"pretrained_window = {list(self.pretrained_window)} has "
-                f"{len(self.pretrained_window)} entries, and depths = {list(self.depths)} has "
-                f"{len(self.depths)}: one for each stage is expected."
-            )
+        if self.pretrained_window is not None:
+            _check_stages("pretrained_window", self.pretrained_window, self.depths)
         return self
 
 
@@ -356,3 +337,11 @@ ModelChoice = Annotated[OwnModelConfig | TimmConfig | AutoModelConfig, Field(dis
 def _divides(small: str, divisor: int, large: str, number: int) -> None:
     if number % divisor:
         raise ValueError(f"{small} = {divisor} does not divide {large} = {number}.")
+
+
+def _check_stages(name: str, entries: Sequence[Any], depths: Sequence[int]) -> None:
+    if len(entries) != len(depths):
+        counted = (
+            f"{name} = {list(entries)} has {len(entries)} entries, depths = {list(depths)} has"
+        )
+        raise ValueError(f"{counted} {len(depths)}: one for each stage is expected.")
