@@ -175,7 +175,7 @@ def _use(loaded: Loaded, card: Card) -> Iterator[str]:
         )
     else:
         yield (
-            "The folder has the layout of [vision](https://pypi.org/project/vit-swin), which opens "
+            "The folder has the layout of vision (the package vit-swin), which opens "
             f"it; timm and transformers do not{f': {card.reason}' if card.reason else '.'}"
         )
     yield _code(*own)
