@@ -275,3 +275,12 @@ def _now_in(folder: Path) -> float:
         return probe.stat().st_mtime
     finally:
         probe.unlink(missing_ok=True)
+
+
+def file_version(name: str) -> str:
+    """Size and time of a file, which change with its content; empty where there is no such file."""
+    try:
+        found = Path(name).stat()
+    except (OSError, ValueError):
+        return ""
+    return f"{found.st_size} {found.st_mtime_ns}"

@@ -31,7 +31,7 @@ from vision.data.preprocess import Preprocess, normalizer
 from vision.data.sources.source import Source
 from vision.evaluation.evaluate import evaluation_mode
 from vision.evaluation.metrics import add_batch, empty_sums, results
-from vision.files import replacing, write_all, write_text
+from vision.files import file_version, replacing, write_all, write_text
 from vision.models.build import autocast
 from vision.models.layers import Classifier, static_bias
 from vision.randomness import generator
@@ -44,10 +44,7 @@ from vision.training.tasks.class_balance import class_balance
 from vision.training.tasks.classification import check_classes, check_loss, loss_and_sums
 from vision.training.tasks.task import Task
 
-_SELECTION = {
-    *("sampling", "samples_per_class", "train_fraction", "max_error_share"),
-    *("val_fraction", "test_fraction"),
-}
+_SELECTION = {"sampling", "samples_per_class", "train_fraction", "max_error_share", "val_fraction"}
 """Settings of the data that select images, whose names are in the fingerprint themselves."""
 
 
@@ -207,9 +204,7 @@ def load_features(task: Task[Any], batch_size: int, reporter: Reporter) -> dict[
 
 
 def features_folder(run: Run) -> Path:
-    """The folder of cached features, which all runs in one folder share; that of the run that it
-    serves for a probe before a fine-tuning.
-    """
+    """The folder of cached features of all runs beside this one, or beside the run it serves."""
     parent = run.folder.parent
     return (parent.parent if (parent / LOCK).exists() else parent) / ".features"
 
@@ -312,17 +307,8 @@ def _fingerprint(weights: str, config: TrainConfig, preprocess: Preprocess, sour
     digest.update(source.labels.tobytes())
     for index in range(len(source)):
         name = source.name(index)
-        digest.update(f"{name} {_version(name)}\n".encode("utf-8", "surrogateescape"))
+        digest.update(f"{name} {file_version(name)}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:32]
-
-
-def _version(name: str) -> str:
-    """Size and time of a file, which change with its content; nothing for other images."""
-    try:
-        found = Path(name).stat()
-    except (OSError, ValueError):
-        return ""
-    return f"{found.st_size} {found.st_mtime_ns}"
 
 
 def probe_config(config: TrainConfig, folder: Path) -> TrainConfig:
