@@ -1,7 +1,7 @@
 """Settings of each model family. Free of torch, so that a typo is reported at once."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self, TypeGuard, Union
+from typing import Annotated, Any, Literal, Self, Union
 
 from pydantic import Field, create_model, model_validator
 
