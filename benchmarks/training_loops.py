@@ -22,7 +22,7 @@ from vision.cli.composition import compose
 from vision.config import parse
 from vision.training import loop
 from vision.training.configs import TrainConfig
-from vision.training.tasks import classification
+from vision.training.tasks import task
 
 LEARNING_RATE, LEAST_RATE, WEIGHT_DECAY, CLIP = 1e-3, 1e-5, 0.05, 1.0
 CLASSES = ("one", "other")
@@ -171,10 +171,10 @@ def timed_training(config: TrainConfig) -> Times:
     def batches(*arguments: Any) -> Iterator[Any]:
         return timed_items(training_batches(*arguments), times)
 
-    training_batches = classification.training_batches
+    training_batches = task.training_batches
     with ExitStack() as stack:
         stack.enter_context(redirect_stdout(io.StringIO()))
-        stack.enter_context(patch.object(classification, "training_batches", batches))
+        stack.enter_context(patch.object(task, "training_batches", batches))
         for name, part in (
             ("_loop", "total"),
             ("forward_backward", "step"),

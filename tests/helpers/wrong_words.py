@@ -22,6 +22,7 @@ BASE = {
     "predict": ("checkpoint=run", "images=photo.jpg"),
     "visualize": ("checkpoint=run", "images=photo.jpg"),
     "export": ("checkpoint=run",),
+    "publish": ("checkpoint=run",),
     "convert": ("source=run", "output=new"),
     "info": (),
     "data": (),

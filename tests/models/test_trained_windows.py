@@ -102,7 +102,7 @@ def test_first_swin_with_another_window_needs_no_window_of_training() -> None:
 
 
 @pytest.mark.parametrize(
-    ("window", "message"), [((0, 4), "positive"), (((4, 4), (2, 2)), "one entry per stage")]
+    ("window", "message"), [((0, 4), "positive"), (((4, 4), (2, 2)), "one for each stage")]
 )
 def test_another_window_that_cannot_be_is_refused(window: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -51,7 +51,7 @@ def test_model_of_timm_is_refused(tmp_path: Path) -> None:
         (["attention_every=1epochs"], "attention_every=null"),
         (["data.sampling=balanced"], "data.sampling=uniform"),
         (["checkpoint.best=top1"], "choose one of loss"),
-        (["task.decoder.heads=7"], "divisible by heads = 7"),
+        (["task.decoder.heads=7"], "divisible by task.decoder.heads = 7"),
         (["task.ratio=1.5"], "less than or equal to 1"),
     ],
 )
