@@ -70,7 +70,7 @@ def test_own_photos(tmp_path: Path) -> None:
 def test_sweep(tmp_path: Path) -> None:
     both = ("model=vit_mini", "model.positions=learned,none", "seed=0,1")
     text = run(tmp_path, "sweep.sh", *both, *TINY, *SHAPES)
-    assert len(list((tmp_path / "outputs/sweep").glob("*/status.json"))) == 4
+    assert len(list((tmp_path / "outputs/sweep").glob("*__seed-*/status.json"))) == 4
     assert "±" in text
 
 
