@@ -80,23 +80,6 @@ TASKS = {
     ),
 }
 """By name: a model, words, and the waits of an evaluation of two batches."""
-SQUARES = "task.mask_size=8"
-TWO = ["task=multi_label", "data=shapes_two"]
-MASKED = Counter({"masked.py: evaluate": 1})
-SEVERAL = Counter({"evaluate.py: predict": 2})
-"""Several labels are measured on the host: it waits for the logits of each of two batches."""
-TASKS = {
-    "mae": ("vit_mini", ["task=masked", "task.decoder.depth=1"], MASKED),
-    "simmim": ("vit_mini", ["task=masked", "task.method=simmim", SQUARES], MASKED),
-    "simmim swin": ("swin_mini", ["task=masked", SQUARES], MASKED),
-    "several labels": ("vit_mini", [*TWO, *MIXED], SEVERAL + NORMALIZER),
-    "asymmetric": ("swinv2_mini", [*TWO, "task.loss=asymmetric"], SEVERAL + NORMALIZER),
-    "distill": ("vit_mini", ["task=distill", *MIXED], EVALUATION + NORMALIZER),
-    "distill soft": (
-        *("vit_mini", ["task=distill", "task.loss=soft", *DISTILLED], EVALUATION + NORMALIZER),
-    ),
-}
-"""By name: a model, words, and the waits of an evaluation of two batches."""
 CAPTURE = {
     "recording.py: _check_rows",
     "recording.py: check_output",

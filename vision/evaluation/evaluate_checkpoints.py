@@ -1,6 +1,7 @@
 """`vision eval`: evaluate checkpoints on the images of a split."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -64,24 +65,35 @@ def evaluate_checkpoints(config: EvalConfig, processes: Processes) -> Report | N
     if config.save and config.predictions == "parquet":
         check_parquet()
     models = [open_evaluated_model(place, config, processes.device) for place in config.checkpoints]
+    answers: list[Answers] = []
+    with report_folder(config, models, processes) as folder:
+        for model in models:
+            answers.append(_answers(model, config, processes))
+            _check_same_images(answers[0], answers[-1])
+    if processes.rank != 0:
+        return None
+    report = _report(config, answers)
+    return report if folder is None else save(folder, config, report, answers)
+
+
+@contextmanager
+def report_folder(
+    config: EvalConfig, models: Sequence[EvaluatedModel], processes: Processes
+) -> Iterator[Path | None]:
+    """The notes on all models, then the folder of the report, in the first process alone. A failed
+    evaluation leaves no empty folder behind.
+    """
     folder = None
     if processes.rank == 0:
         for model in models:
             print_notes(model.notes)
         folder = output_folder(config, models[0].checkpoint) if config.save else None
-    answers: list[Answers] = []
     try:
-        for model in models:
-            answers.append(_answers(model, config, processes))
-            _check_same_images(answers[0], answers[-1])
+        yield folder
     except BaseException:
         if folder is not None:
             remove_if_empty(folder)
         raise
-    if processes.rank != 0:
-        return None
-    report = _report(config, answers)
-    return report if folder is None else save(folder, config, report, answers)
 
 
 def _answers(model: EvaluatedModel, config: EvalConfig, processes: Processes) -> Answers:

@@ -8,12 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vision.checkpoints.open import print_notes
 from vision.config import ConfigError
 from vision.data.configs import ImageNetFamilyConfig
 from vision.evaluation.configs import EvalConfig
 from vision.evaluation.evaluate import Predictions
-from vision.evaluation.evaluate_checkpoints import Processes, predict_source
+from vision.evaluation.evaluate_checkpoints import Processes, predict_source, report_folder
 from vision.evaluation.evaluated_model import (
     EvaluatedModel,
     open_for_evaluation,
@@ -25,7 +24,7 @@ from vision.evaluation.imagenet_family.family_figure import draw_family
 from vision.evaluation.imagenet_family.family_report import FamilyModel, FamilyReport, SetResult
 from vision.evaluation.imagenet_family.family_sets import FamilySet, find_sets
 from vision.evaluation.report.eval_report import short_names
-from vision.evaluation.report.report_files import output_folder, remove_if_empty, unwritable
+from vision.evaluation.report.report_files import unwritable
 from vision.files import replacing, write_all, write_text
 
 SHOWN = 5
@@ -50,22 +49,13 @@ def evaluate_family(config: EvalConfig, processes: Processes) -> FamilyReport | 
     sets, not_found = find_sets(data.root)
     mapped = [_open(place, config, sets[0], processes) for place in config.checkpoints]
     models = [one.model for one in mapped]
-    folder = None
-    if processes.rank == 0:
-        for model in models:
-            print_notes(model.notes)
-        folder = output_folder(config, models[0].checkpoint) if config.save else None
     names = short_names([m.checkpoint for m in models], [m.step for m in models])
-    try:
+    with report_folder(config, models, processes) as folder:
         results = [
             _results(one, name, sets, config, processes)
             for one, name in zip(mapped, names, strict=True)
         ]
         _check_same_images(results)
-    except BaseException:
-        if folder is not None:
-            remove_if_empty(folder)
-        raise
     if processes.rank != 0:
         return None
     notes = [f"{name}: {note}" for name, m in zip(names, models, strict=True) for note in m.notes]
