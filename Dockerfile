@@ -1,9 +1,9 @@
 # vision in a container, for CPUs or CUDA:
 #   docker build -t vision .
 #   docker build -t vision:cuda --build-arg TORCH=https://download.pytorch.org/whl/cu128 .
-#   docker run --rm -v "$PWD/outputs:/work/outputs" vision train experiment=shapes_fast
-#   docker run --rm --gpus all --shm-size 8g -v "$PWD:/work" vision:cuda train data=folder data.root=images
-#   docker run --rm -p 127.0.0.1:8000:8000 -v "$PWD:/work" vision \
+#   docker run --rm -v "$PWD/outputs:/runs/outputs" vision train experiment=shapes_fast
+#   docker run --rm --gpus all --shm-size 8g -v "$PWD:/runs" vision:cuda train data=folder data.root=images
+#   docker run --rm -p 127.0.0.1:8000:8000 -v "$PWD:/runs" vision \
 #       serve checkpoint=outputs/latest host=0.0.0.0 token=A_SECRET_OF_16_LETTERS
 FROM python:3.11-slim
 ARG TORCH=https://download.pytorch.org/whl/cpu
@@ -17,8 +17,8 @@ COPY vision ./vision
 COPY hydra_plugins ./hydra_plugins
 COPY configs ./configs
 RUN pip install --no-cache-dir --extra-index-url "$TORCH" -c constraints.txt ".[$EXTRAS]"
-RUN useradd --create-home vision && mkdir /work && chown vision /work
+RUN useradd --create-home vision && mkdir /runs && chown vision /runs
 USER vision
-WORKDIR /work
+WORKDIR /runs
 ENTRYPOINT ["vision"]
 CMD ["--help"]
