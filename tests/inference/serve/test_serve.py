@@ -1,5 +1,6 @@
 """The server as a process: answers, bad bodies, slow clients, many at once, and its end."""
 
+import asyncio
 import io
 import random
 import signal
@@ -219,3 +220,23 @@ def test_port_in_use_is_an_error_with_a_remedy() -> None:
         taken.listen()
         with pytest.raises(ConfigError, match="port=0"):
             module.open_socket("127.0.0.1", taken.getsockname()[1])
+
+
+def test_answers_are_sent_at_once() -> None:
+    """With Nagle's algorithm, the second packet of an answer waits for the client: 40 ms each."""
+
+    async def accepted() -> int:
+        answered: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connection = writer.get_extra_info("socket")
+            answered.set_result(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        with module.open_socket("127.0.0.1", 0) as listening:
+            async with await asyncio.start_server(answer, sock=listening):
+                _, writer = await asyncio.open_connection(*listening.getsockname())
+                writer.close()
+                return await answered
+
+    assert asyncio.run(accepted()) != 0
