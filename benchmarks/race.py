@@ -23,7 +23,7 @@ that the race can be stopped and continued.
   matrices take more than half of every step, which its line with Muon shows.
 
 The rivals are in race_rivals.py. With --ablations the contenders are changes to the first one, each
-trained for one epoch; the result is a table.
+trained for one epoch; the result is a table. `--contenders NAME ...` runs some of them.
 """
 
 import argparse
@@ -68,9 +68,14 @@ ABLATIONS: dict[str, tuple[str, ...]] = {
     "batches of 256": ("batch_size=256",),
     "no channels_last": ("channels_last=false",),
     "no smooth labels": ("augment.label_smoothing=0",),
+    "lower rates in lower layers (0.8)": ("optimizer.layer_decay=0.8",),
+    "torch.compile": ("compile=true",),
     "batch norm in the stem": (),
+    "three quarters of the tokens": (),
+    "24 pixels in the first half": (),
+    "lookahead (5 steps, 0.5)": (),
 }
-"""Changes to the ViT with a conv stem, one at a time."""
+"""Changes to the ViT with a conv stem, one at a time; those without settings in race_changes.py."""
 MINUTES = (1, 2, 4, 8)
 CALIBRATION = 0.05
 """Epochs that tell what an epoch costs."""
@@ -86,7 +91,7 @@ def main() -> None:
         done = json.loads(arguments.results.read_text())
     for seed in range(arguments.seeds):
         for budget in (1,) if arguments.ablations or arguments.quick else arguments.minutes:
-            for contender in ABLATIONS if arguments.ablations else arguments.contenders:
+            for contender in arguments.contenders:
                 key = {"contender": contender, "budget": budget, "seed": seed}
                 if any(key.items() <= point.items() for point in done):
                     continue
@@ -142,6 +147,7 @@ def run_point(point: Point) -> Point:
 
 def ours(point: Point, outputs: Path) -> Point:
     """A run of this project."""
+    from race_changes import CHANGES
     from training_loops import timed_training, training_config
 
     data = (
@@ -151,8 +157,6 @@ def ours(point: Point, outputs: Path) -> Point:
     )
     length = f"{point['epochs']}epochs"
     name = point["contender"]
-    if name == "batch norm in the stem":
-        use_batch_norm()
     words = [
         *(CONTENDERS[name] if name in CONTENDERS else (*OURS, "model=vit_fast", *ABLATIONS[name])),
         *data,
@@ -161,37 +165,15 @@ def ours(point: Point, outputs: Path) -> Point:
         *(f"evaluate_every={length}", f"checkpoint.every={length}"),
         *(f"seed={point['seed']}", f"output={outputs}", "name=run"),
     ]
-    times = timed_training(training_config(words))
+    config = training_config(words)
+    if name in CHANGES:
+        CHANGES[name](int(point["epochs"] * (50_000 // config.batch_size)))
+    times = timed_training(config)
     lines = (outputs / "run" / "metrics.jsonl").read_text().splitlines()
     evaluations = [event for event in map(json.loads, lines) if event["split"] != "train"]
     # The top-1 is that of the average of the weights, if there is one.
     figures = {"minutes": times.total / 60, "loading": times.data / times.total}
     return figures | {"top1": evaluations[-1]["top1"]}
-
-
-def use_batch_norm() -> None:
-    """Give stems batch norm, which this project does not have: it depends on the micro-batch."""
-    from torch import Tensor, nn
-
-    from vision.models.stems import ConvStem
-
-    class LastAxisBatchNorm(nn.BatchNorm1d):
-        def forward(self, x: Tensor) -> Tensor:  # (b y x c)
-            return super().forward(x.flatten(0, 2)).view_as(x)
-
-    original, draw_weights = ConvStem.__init__, ConvStem.init_weights
-
-    def build(stem: Any, *given: Any) -> None:
-        original(stem, *given)
-        widths = [norm.normalized_shape[0] for norm in stem.norms]
-        stem.norms = nn.ModuleList(map(LastAxisBatchNorm, widths))
-
-    def init_weights(stem: Any, *given: Any) -> None:
-        draw_weights(stem, *given)
-        for norm in stem.norms:
-            norm.reset_parameters()
-
-    ConvStem.__init__, ConvStem.init_weights = build, init_weights  # type: ignore[method-assign]
 
 
 def print_table(points: list[Point]) -> None:
@@ -269,11 +251,15 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--minutes", type=float, nargs="*", default=MINUTES)
-    parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
+    parser.add_argument("--contenders", nargs="+", choices=[*CONTENDERS, *ABLATIONS])
     parser.add_argument("--ablations", action="store_true")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--point", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    arguments.contenders = arguments.contenders or [
+        *(ABLATIONS if arguments.ablations else CONTENDERS)
+    ]
+    return arguments
 
 
 if __name__ == "__main__":
