@@ -306,7 +306,7 @@ def test_killed_run_tells_step_and_time_from_its_newest_checkpoint(tmp_path: Pat
     before = run.seconds
     # Time adds up over a resume.
     settings[0] = f"duration={run.step + 2}steps"
-    assert train(small_config(tmp_path, *settings, "allow_changes=true"), "x") == 0
+    assert train(small_config(tmp_path, *settings, "allow_changes=true")) == 0
     (run,) = compared(tmp_path).groups[0].runs
     assert run.finished and run.seconds is not None and run.seconds > before
     assert run.parameters == stored_status(tmp_path)["parameters"] > 1000

@@ -16,16 +16,15 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from vision.cli.app import Choices, Command
+from vision.cli.app import Command
 from vision.cli.composition import Composer, Jobs, check_settings, checked, expand, plain
-from vision.cli.naming import run_label
 from vision.config import ConfigError
 from vision.sweeps.cluster import cluster_settings, refuse_if_queued
 from vision.sweeps.points import point_folder
 from vision.training.configs import TrainConfig
 from vision.training.run.lock import refuse_if_locked
 from vision.training.run.run_folder import Run, find_run
-from vision.training.run.run_settings import run_name
+from vision.training.run.run_settings import auto_folder
 
 
 def check_run(command: Command, composed: DictConfig) -> dict[str, Any]:
@@ -36,12 +35,8 @@ def check_run(command: Command, composed: DictConfig) -> dict[str, Any]:
     values, chosen = plain(composed)
     config = checked(command, values, chosen)
     assert isinstance(config, TrainConfig)
-    run = find_run(config, run_label(values, chosen))
-    if config.name == "auto" and not run.folder.exists():
-        older = find_run(config, _choices(chosen))
-        run = older if older.status_file.exists() else run
-    if composed.hydra.run.dir != "auto":
-        run = Run(Path(composed.hydra.run.dir))
+    folder = composed.hydra.run.dir
+    run = find_run(config, chosen) if folder == "auto" else Run(Path(folder))
     place = {"hydra.run.dir": str(run.folder)}
     first_process = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
     if run.decision(config) == "finished" or not first_process:
@@ -146,12 +141,9 @@ def _sweep_folder(command: Command, composer: Composer, jobs: Jobs) -> str:
     if "name" in jobs.swept:
         raise ConfigError("name: the name is the sweep's; give it one value.")
     values, chosen = plain(composer.compose(list(jobs.fixed.values())), complete=False)
-    name, output = values["name"], Path(values["output"])
-    if name == "auto":
-        labels = (run_label(values, chosen, jobs.swept), _choices(chosen, jobs.swept))
-        name, older = (run_name(values, "-".join(filter(None, ["sweep", n]))) for n in labels)
-        name = older if (output / older).exists() and not (output / name).exists() else name
-    sweep = output / name
+    sweep = Path(values["output"], values["name"])
+    if values["name"] == "auto":
+        sweep = auto_folder(sweep.parent, values, chosen, jobs.swept)
     if Run(sweep).status():
         raise ConfigError(f"name: {sweep} is a single run; choose another name.")
     return str(sweep)
@@ -161,11 +153,6 @@ def differences(jobs: Sequence[Sequence[str]]) -> list[list[str]]:
     """The words of each job that not all jobs have."""
     common = set[str].intersection(*map(set, jobs))
     return [[word for word in job if word not in common] for job in jobs]
-
-
-def _choices(chosen: Choices, without: Sequence[str] = ()) -> str:
-    """The choices of model and data, by which earlier versions named runs."""
-    return "-".join(chosen[group] for group in ("model", "data") if group not in without)
 
 
 def _point_name(sweep: str, words: ListConfig, fixed: Sequence[str]) -> str:

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vision.cli.app import COMMANDS, Choices
-from vision.cli.checks import check_run
 from vision.cli.composition import checked, composer, plain, quoted
-from vision.cli.naming import run_label
 from vision.config import ConfigError
 from vision.data.configs import PythonDataConfig
 from vision.sweeps.outcome import RunPreemptedError
@@ -92,19 +90,17 @@ def train(
     if dataset is None and (validation is not None or classes is not None):
         named = "validation" if validation is not None else "classes"
         raise ConfigError(f"{named}: only for images that are given as dataset=….")
-    words = [] if isinstance(settings, TrainConfig) else _words(settings, dataset is not None)
-    config = settings if isinstance(settings, TrainConfig) else _composed(words)
+    if isinstance(settings, TrainConfig):
+        config = settings
+        chosen: Choices = {"model": config.model.kind, "data": config.data.kind}
+    else:
+        config, chosen = _composed(_words(settings, dataset is not None))
     given = None
     if dataset is not None:
         given = _given(config, dataset, validation, classes)
         identity = {"label": _label(config, given), "fingerprint": given.fingerprint}
         config = config.model_copy(update={"data": config.data.model_copy(update=identity)})
-        words = [*(f"data.{name}={quoted(value)}" for name, value in identity.items()), *words]
-    if isinstance(settings, TrainConfig):
-        kinds: Choices = {"model": config.model.kind, "data": config.data.kind}
-        run = find_run(config, run_label(config.model_dump(mode="json"), kinds))
-    else:
-        run = _run(words)
+    run = find_run(config, chosen)
     config = config.model_copy(update={"output": str(run.folder.parent), "name": run.folder.name})
     return _trained(config, run, given)
 
@@ -131,8 +127,8 @@ def _words(settings: Mapping[str, Any] | Sequence[str], given: bool) -> list[str
     return [*words, "data=python"] if given and not chosen else words
 
 
-def _composed(words: Sequence[str]) -> TrainConfig:
-    """The config that words make, or an error with all mistakes."""
+def _composed(words: Sequence[str]) -> tuple[TrainConfig, Choices]:
+    """The config that words make, and the choice in each group; or an error with all mistakes."""
     with composer("train") as yaml:
         _, composed, mistakes = yaml.compose_usable(words)
         mistakes += [
@@ -141,19 +137,13 @@ def _composed(words: Sequence[str]) -> TrainConfig:
             if override.is_sweep_override()
         ]
         try:
-            config: TrainConfig = checked(COMMANDS["train"], *plain(composed))
+            values, chosen = plain(composed)
+            config: TrainConfig = checked(COMMANDS["train"], values, chosen)
         except ConfigError as error:
             mistakes.append(str(error))
     if mistakes:
         raise ConfigError("\n".join(mistakes))
-    return config
-
-
-def _run(words: Sequence[str]) -> Run:
-    """The run of words without a mistake, as the command line names and refuses it."""
-    with composer("train") as yaml:
-        _, composed, _ = yaml.compose_usable(words)
-        return Run(Path(check_run(COMMANDS["train"], composed)["hydra.run.dir"]))
+    return config, chosen
 
 
 def _given(
@@ -200,7 +190,7 @@ def _trained(config: TrainConfig, run: Run, given: "GivenImages | None") -> Trai
 
     state = torch.random.get_rng_state()
     try:
-        code = run_training(config, label="", given=given)
+        code = run_training(config, given)
     finally:
         torch.random.set_rng_state(state)
     if code == PREEMPTED:

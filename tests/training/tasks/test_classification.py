@@ -279,5 +279,5 @@ def test_single_class_is_refused_with_the_folder_that_is_meant(tmp_path: Path) -
     data = ["data=folder", f"data.root={images.parent}", "data.val_fraction=0.5"]
     config = parse(TrainConfig, compose("train", words(tmp_path / "out", *data, shapes=False))[0])
     with pytest.raises(ConfigError, match=f"data.root={images}"):
-        train(config, "x")
+        train(config)
     assert not (tmp_path / "out" / "run").exists()

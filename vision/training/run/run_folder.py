@@ -33,7 +33,7 @@ from vision.checkpoints.native.header import read_record
 from vision.config import ConfigError, UserError
 from vision.files import make_folder, replacing, sync_file, write_text
 from vision.training.configs import TrainConfig
-from vision.training.run.run_settings import changes, run_name
+from vision.training.run.run_settings import auto_folder, changes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -266,12 +266,14 @@ class Run:
             yield line, event
 
 
-def find_run(config: TrainConfig, label: str) -> Run:
-    """The run that a config names, whether it exists or not."""
-    name = config.name
-    if name == "auto":
-        name = run_name(config.model_dump(mode="json"), label)
-    return Run(Path(config.output) / name)
+def find_run(config: TrainConfig, chosen: Mapping[str, str]) -> Run:
+    """The run that a config names, whether it exists or not; `chosen` has the choice in each group
+    of settings, which `name=auto` follows from.
+    """
+    output = Path(config.output)
+    if config.name != "auto":
+        return Run(output / config.name)
+    return Run(auto_folder(output, config.model_dump(mode="json"), chosen))
 
 
 def better(metric: str, new: float, old: float) -> bool:
