@@ -22,7 +22,7 @@ from started_runs import start_training, wait_for_step
 from vision.config import ConfigError
 from vision.sweeps.compare import Comparison, compare
 from vision.sweeps.compare_report import csv_text, json_text, latex_text, table_text
-from vision.sweeps.results import find_runs
+from vision.sweeps.outcome import find_runs
 from vision.training.loop import train
 
 ROOT = Path(__file__).parents[2]

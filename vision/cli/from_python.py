@@ -16,8 +16,7 @@ from vision.cli.app import COMMANDS, Choices
 from vision.cli.composition import checked, composer, plain, quoted
 from vision.config import ConfigError
 from vision.data.configs import PythonDataConfig
-from vision.sweeps.outcome import RunPreemptedError
-from vision.sweeps.results import evaluations, read_result
+from vision.sweeps.outcome import RunPreemptedError, evaluations, read_result
 from vision.training.configs import TrainConfig
 from vision.training.run.run_folder import PREEMPTED, Run, find_run
 from vision.training.run.run_settings import flat

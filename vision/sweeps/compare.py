@@ -13,7 +13,7 @@ from typing import Any
 
 from vision.config import ConfigError, suggest
 from vision.sweeps.configs import CompareConfig
-from vision.sweeps.results import Result, Select, Split, evaluations, find_runs, read_result
+from vision.sweeps.outcome import Result, Select, Split, evaluations, find_runs, read_result
 from vision.training.run.run_folder import BY_CLASS, LOWER_IS_BETTER, Run
 
 FEW = 4
