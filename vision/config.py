@@ -204,6 +204,14 @@ def abridged(text: str, limit: int = 300) -> str:
     return text if len(text) <= limit else f"{text[: limit - 20]} … {text[-20:]}"
 
 
+def shown(value: Any) -> str:
+    """Return a value as it is written on the command line."""
+    if isinstance(value, str):
+        return value
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=str)
+    return text.replace('"', "")
+
+
 def field_paths(kind: Any) -> list[str]:
     """Every dotted path below a config class or a union of them."""
     paths: dict[str, None] = {}

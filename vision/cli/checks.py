@@ -3,7 +3,10 @@ decided on.
 """
 
 import atexit
+import hashlib
+import json
 import os
+import re
 import shutil
 import tempfile
 from collections import Counter
@@ -20,11 +23,13 @@ from vision.cli.app import Command
 from vision.cli.composition import Composer, Jobs, check_settings, checked, expand, plain
 from vision.config import ConfigError
 from vision.sweeps.cluster import cluster_settings, refuse_if_queued
-from vision.sweeps.points import point_folder
 from vision.training.configs import TrainConfig
 from vision.training.run.lock import refuse_if_locked
 from vision.training.run.run_folder import Run, find_run
 from vision.training.run.run_settings import auto_folder
+
+LONGEST_NAME = 150
+"""Characters in a folder's name; file systems allow 255 bytes."""
 
 
 def check_run(command: Command, composed: DictConfig) -> dict[str, Any]:
@@ -162,6 +167,43 @@ def _point_name(sweep: str, words: ListConfig, fixed: Sequence[str]) -> str:
     overrides = OverridesParser.create().parse_overrides(list(map(str, texts)))
     swept = {o.key_or_group: o.value() for o in overrides if o.key_or_group not in fixed}
     return point_folder(Path(sweep), swept)
+
+
+def point_folder(sweep: Path, swept: Mapping[str, Any]) -> str:
+    """Name of the folder of a point within the sweep's; that of an earlier version if it exists."""
+    former = point_name(swept, between=",", equals="=")
+    return former if (sweep / former).is_dir() else point_name(swept)
+
+
+def point_name(swept: Mapping[str, Any], between: str = "__", equals: str = "-") -> str:
+    """`optimizer.learning_rate-0.001__seed-0`: the same for the same values in any order and
+    notation, and different for different values. A value with characters that are awkward in a
+    file name gets a digest.
+    """
+    pairs = [
+        f"{key.replace('/', '.')}{equals}{_shown(swept[key], between)}" for key in sorted(swept)
+    ]
+    name = between.join(pairs) or "run"
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"{name[: LONGEST_NAME - 7]}-{_digest(name)}"
+
+
+def _shown(value: Any, between: str) -> str:
+    text = json.dumps(value, separators=(",", ":"))
+    if isinstance(value, str):
+        try:
+            json.loads(value)  # the text "3" must not be taken for the number 3
+        except ValueError:
+            text = value
+    if re.fullmatch(r"[\w.+-]+", text, flags=re.ASCII) and between not in text:
+        return text
+    safe = re.sub(r"[^\w.+-]+|__+", "-", text, flags=re.ASCII).strip("-")
+    return "-".join(filter(None, [safe, _digest(text)]))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
 # Every process that runs jobs imports this module, along with the function of the job.

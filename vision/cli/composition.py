@@ -27,10 +27,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from vision.cli.app import Choices, Command
-from vision.cli.help import shown
 from vision.cli.listing import CONFIGS, unknown_choice
 from vision.cli.synonyms import remedy
-from vision.config import ConfigError, abridged, outputs, parse, suggest
+from vision.config import ConfigError, abridged, outputs, parse, shown, suggest
 from vision.files import unwritable
 
 

@@ -1,7 +1,6 @@
 """Text of `vision <command> --help`: the choices, then every setting with its value and meaning."""
 
 import inspect
-import json
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from vision.config import Config, config_classes
+from vision.config import Config, config_classes, shown
 
 
 @dataclass(frozen=True)
@@ -50,14 +49,6 @@ def command_help(
         text = f"  {setting:{width}}  {meaning}".rstrip()
         lines += textwrap.wrap(text, columns, subsequent_indent=" " * (width + 4))
     return "\n".join(lines)
-
-
-def shown(value: Any) -> str:
-    """Return a value as it is written on the command line."""
-    if isinstance(value, str):
-        return value
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=str)
-    return text.replace('"', "")
 
 
 def settings(

@@ -16,6 +16,7 @@ from vision.config import (
     Probability,
     Rate,
     Seed,
+    shown,
 )
 from vision.data.configs import AugmentConfig, DataConfig, LoaderConfig, PreprocessConfig
 from vision.models.configs import ModelChoice
@@ -298,10 +299,9 @@ class TrainConfig(Config):
             group, _, field = name.rpartition(".")
             found = getattr(attrgetter(group)(self) if group else self, field, value)
             if found != value:
-                shown, plain = ("null" if v is None else str(v).lower() for v in (found, value))
                 raise ValueError(
-                    f"{name} = {shown}: task={task.kind} {task.because}; use "
-                    f"{name.removesuffix('.kind')}={plain}."
+                    f"{name} = {shown(found)}: task={task.kind} {task.because}; use "
+                    f"{name.removesuffix('.kind')}={shown(value)}."
                 )
         names = (self.objective,) if isinstance(self.objective, str) else self.objective
         measured: dict[str, str] = {"checkpoint.best": self.checkpoint.best}
