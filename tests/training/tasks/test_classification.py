@@ -16,8 +16,7 @@ from vision.config import ConfigError, parse
 from vision.data.images.mixing import Mix, soft_targets
 from vision.training.configs import TrainConfig
 from vision.training.loop import train
-from vision.training.tasks.class_balance import ClassBalance, class_balance
-from vision.training.tasks.classification import check_loss
+from vision.training.tasks.classification import ClassBalance, check_loss, class_balance
 from vision.training.tasks.classification import training_loss as balanced_loss
 from vision.training.tasks.configs import LossConfig
 
