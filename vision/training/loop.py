@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -264,7 +265,10 @@ def _evaluated_numbers(job: TrainingJob, reporter: Reporter) -> dict[str, float]
             if task.drawn is not None or job.config.log.images:
                 sheet = task.prediction_sheet(job.micro_batch, state.step)
         if task.drawn is not None and sheet is not None and job.world.main:
-            job.run.write_image(f"{task.drawn}/{split}_{state.step:08d}.png", sheet)
+            drawn = BytesIO()
+            sheet.save(drawn, format="png")
+            name = f"{task.drawn}/{split}_{state.step:08d}.png"
+            job.run.write_bytes(name, drawn.getvalue())
         reporter.evaluation(job, split, numbers)
         reporter.image(state.step, f"{split}/images", sheet)
     if job.world.main:

@@ -25,10 +25,9 @@ import vision
 from vision.data.preprocess import NAMES
 from vision.data.sources.folder import ignored_line
 from vision.data.sources.subsets import imbalance
-from vision.files import replacing, write_all, write_text
 from vision.terminal import elapsed
 from vision.training.configs import TrainConfig
-from vision.training.run.run_folder import Run, writing
+from vision.training.run.run_folder import Run
 from vision.training.tasks.configs import MultiLabelConfig
 
 if TYPE_CHECKING:
@@ -137,9 +136,7 @@ def write_csv(run: Run) -> None:
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(events)
-    file = run.folder / "metrics.csv"
-    with writing(file):
-        write_text(file, text.getvalue())
+    run.write_text("metrics.csv", text.getvalue())
 
 
 def draw_curves(run: Run) -> None:
@@ -171,11 +168,9 @@ def draw_curves(run: Run) -> None:
             axes.legend()
         if title == "accuracy":
             axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
-    file = run.folder / "curves.png"
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=110)
-    with writing(file), replacing(file) as target:
-        write_all(target, drawn.getvalue())
+    run.write_bytes("curves.png", drawn.getvalue())
 
 
 def write_environment(run: Run, world: "World") -> None:
@@ -229,6 +224,4 @@ def write_readme(job: "TrainingJob", best: str, commands: Mapping[str, str]) -> 
         lines += ["", "![loss, accuracy and learning rate](curves.png)"]
     lines += ["", "Next:", ""]
     lines += [f"    {command}  # {purpose}" for command, purpose in commands.items()]
-    file = job.run.folder / "README.md"
-    with writing(file):
-        write_text(file, "\n".join(lines) + "\n")
+    job.run.write_text("README.md", "\n".join(lines) + "\n")

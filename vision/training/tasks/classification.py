@@ -12,7 +12,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from vision.config import ConfigError, shorten
-from vision.data.batches import Batch, evaluation_batches
+from vision.data.batches import Batch
 from vision.data.configs import DataConfig, FolderConfig
 from vision.data.images.mixing import mix_batch
 from vision.data.sources.folder import list_classes
@@ -23,7 +23,7 @@ from vision.models.build import autocast
 from vision.models.layers import Activation
 from vision.terminal import percent
 from vision.training.tasks.configs import LossConfig
-from vision.training.tasks.task import ImageTask, Task
+from vision.training.tasks.task import ImageTask, Task, sums_of
 
 Floats = NDArray[np.float64]
 
@@ -81,12 +81,9 @@ class Classification(ImageTask):
     def evaluate(self, batch_size: int) -> dict[str, float]:
         """The metrics of `vision.evaluation.metrics`."""
         world = self.world
-        batches = evaluation_batches(
-            self.val_loader, batch_size, world.rank, world.size, self.shares
-        )
         return evaluate(
             self.module,
-            self.stop.until(batches, world),
+            self.validation_batches(batch_size),
             self.data.preprocess,
             len(self.classes),
             world.device,
@@ -180,8 +177,7 @@ def loss_and_sums(
     """The mean loss, and the sums (loss, correct predictions, images) for targets (n, classes)."""
     loss = training_loss(logits, targets, config, balance)
     correct = (logits.detach().argmax(1) == targets.argmax(1)).sum()
-    count = loss.new_full((), len(targets))  # new_tensor would make the host wait for the device
-    return loss, torch.stack([loss.detach() * count, correct.to(loss.dtype), count])
+    return loss, sums_of(loss, len(targets), correct)
 
 
 def checked_balance(task: Task[Any]) -> ClassBalance:

@@ -7,7 +7,6 @@ with one head learns from both. Evaluation takes the mean of the heads.
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -16,6 +15,7 @@ from vision.models.build import autocast
 from vision.training.run.log import Reporter
 from vision.training.tasks.classification import Classification, training_loss
 from vision.training.tasks.configs import DistillConfig
+from vision.training.tasks.task import sums_of
 from vision.training.tasks.teacher import Teacher
 
 
@@ -59,9 +59,8 @@ class Distillation(Classification):
         taught = distillation_loss(heads[-1], wanted, self.settings)
         loss = base * (1 - self.settings.alpha) + taught * self.settings.alpha
         answers = heads.detach().mean(0).argmax(1)
-        sums = [(answers == other.argmax(1)).sum().to(loss.dtype) for other in (targets, wanted)]
-        count = loss.new_full((), len(targets))
-        return loss, torch.stack([loss.detach() * count, *sums, count])
+        agreed = ((answers == other.argmax(1)).sum() for other in (targets, wanted))
+        return loss, sums_of(loss, len(targets), *agreed)
 
     def record(self) -> dict[str, Any]:
         """The same, and the identity of the teacher."""

@@ -17,7 +17,14 @@ from torch import Tensor, nn
 from vision.checkpoints.load_report import LoadReport
 from vision.checkpoints.open import OpenedModel
 from vision.config import ConfigError
-from vision.data.batches import Batch, Loader, black_images, build_loader, training_batches
+from vision.data.batches import (
+    Batch,
+    Loader,
+    black_images,
+    build_loader,
+    evaluation_batches,
+    training_batches,
+)
 from vision.data.configs import AugmentConfig
 from vision.data.order import BatchOrder, check_sampling, evaluation_requests
 from vision.data.preprocess import Preprocess, normalizer
@@ -180,12 +187,28 @@ class Task(ABC, Generic[B]):
             keep=keep,
         )
 
+    def validation_batches(self, batch_size: int) -> Iterator[Batch]:
+        """This process's share of the validation images, until any process is asked to stop."""
+        world = self.world
+        batches = evaluation_batches(
+            self.val_loader, batch_size, world.rank, world.size, self.shares
+        )
+        return self.stop.until(batches, world)
+
     def first_validation_images(self, batch_size: int) -> Batch:
         """The first batch of validation images of this process."""
         requests = evaluation_requests(
             len(self.data.val), batch_size, self.world.rank, self.world.size, self.shares
         )
         return next(self.val_loader.batches(islice(requests, 1)))
+
+
+def sums_of(loss: Tensor, samples: int, *others: Tensor) -> Tensor:
+    """The sums that `Task.loss` returns: of the loss of a batch, of further measures, and of its
+    samples.
+    """
+    count = loss.new_full((), samples)  # new_tensor would make the host wait for the device
+    return torch.stack([loss.detach() * count, *(sum.to(loss.dtype) for sum in others), count])
 
 
 class ImageTask(Task[Batch]):
