@@ -12,8 +12,7 @@ from started_runs import torchrun, wait_for_step
 
 from vision.config import ConfigError
 from vision.data.order import BatchOrder, evaluation_requests, training_requests
-from vision.training.elastic import BinaryCounter, sum_over_processes
-from vision.training.elastic_settings import virtual_ranks_of_each
+from vision.training.elastic import BinaryCounter, sum_over_processes, virtual_ranks_of_each
 from vision.training.loop import train
 from vision.training.run.distributed import world
 

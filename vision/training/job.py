@@ -40,6 +40,7 @@ from vision.training.run.stop import StopRequest
 from vision.training.schedule import Schedule, build_schedule
 from vision.training.state import TrainState, start_average
 from vision.training.step import empty_sums
+from vision.training.tasks.configs import TuneAllConfig
 from vision.training.tasks.task import (
     Task,
     TrainingData,
@@ -49,7 +50,6 @@ from vision.training.tasks.task import (
     with_parts,
 )
 from vision.training.tune import freeze
-from vision.training.tune_settings import TuneAllConfig
 from vision.training.whitening import fit_whitening
 
 LARGE, SMALLER = 384, 224

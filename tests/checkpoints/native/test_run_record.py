@@ -24,7 +24,7 @@ from vision.config import parse
 from vision.data.configs import ShapesConfig
 from vision.training.configs import TrainConfig
 from vision.training.loop import train
-from vision.training.tune_settings import (
+from vision.training.tasks.configs import (
     LoraTarget,
     TuneAllConfig,
     TuneBitfitConfig,

@@ -30,15 +30,14 @@ from vision.models.cost.live_memory import LiveMemory
 from vision.models.layers import Classifier, Grid
 from vision.models.reconstruction import MaskedModel
 from vision.training.configs import TrainConfig
-from vision.training.elastic_settings import virtual_ranks_of_each
+from vision.training.elastic import virtual_ranks_of_each
 from vision.training.optim import build_optimizer
 from vision.training.run.distributed import World
 from vision.training.state import start_average
-from vision.training.tasks.configs import DistillConfig, MaskedConfig
+from vision.training.tasks.configs import DistillConfig, MaskedConfig, TuneAllConfig, TuneHeadConfig
 from vision.training.tasks.masked_model import masked_model
 from vision.training.tasks.teacher import teacher_bytes
 from vision.training.tune import freeze
-from vision.training.tune_settings import TuneAllConfig, TuneHeadConfig
 
 REFUSED, WARNED = 1.5, 0.9
 """Parts of a device's memory above which a run is refused or warned about. The estimate may be too

@@ -1,4 +1,4 @@
-"""Settings of what a run minimises and is evaluated by. Free of torch."""
+"""Settings of what a run trains, minimises and is evaluated by. Free of torch."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
@@ -6,7 +6,8 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from vision.checkpoints.configs import WhichWeights
-from vision.config import Config, Depth, Place, Probability, Rate, Side, Size, Width
+from vision.config import Config, Count, Depth, Place, Probability, Rate, Side, Size, Width
+from vision.data.configs import AugmentConfig
 
 ClassWeight = Annotated[float, Field(ge=0)]
 Focus = Annotated[float, Field(ge=0, le=100)]
@@ -189,3 +190,95 @@ class LossConfig(Config):
                 f"loss.class_weights = {self.class_weights} and data.sampling = balanced favour "
                 "rare classes twice; use loss.class_weights=none or data.sampling=uniform."
             )
+
+
+PLAIN_IMAGES = {
+    "crop": "center",
+    "interpolation": "evaluation",
+    "flip": 0.0,
+    "vertical_flip": 0.0,
+    "policy": "none",
+    "color_jitter": (0.0, 0.0, 0.0, 0.0),
+    "erase": 0.0,
+    "mixup": 0.0,
+    "cutmix": 0.0,
+}
+"""Settings of an augmentation that leaves training images as they are in evaluation."""
+
+
+class TuneAllConfig(Config):
+    """Training of all parameters."""
+
+    kind: Literal["all"]
+
+
+class TuneHeadConfig(Config):
+    """Training of the classifying layer alone (linear probe)."""
+
+    kind: Literal["head"]
+    cache: bool
+    """Whether the features of every image are computed once and kept in the run's folder. Needs
+    images without augmentation."""
+
+    def check_images(self, augment: AugmentConfig, flip_test: bool) -> None:
+        """Refuse images that cached features cannot be of."""
+        if not self.cache:
+            return
+        for name, plain in PLAIN_IMAGES.items():
+            if (found := getattr(augment, name)) != plain:
+                raise ValueError(
+                    f"tune.cache=true computes the features of every image once, but augment."
+                    f"{name}={found} changes images each time; use augment=none or "
+                    "tune.cache=false."
+                )
+        if flip_test:
+            raise ValueError(
+                "flip_test: tune.cache=true stores no features of mirror images; use "
+                "flip_test=false or tune.cache=false."
+            )
+
+
+class TunePartialConfig(Config):
+    """Training of the last blocks, named parts and the head."""
+
+    kind: Literal["partial"]
+    blocks: Count
+    """Number of blocks from the end, trained with the norm after them."""
+    parts: tuple[str, ...]
+    """Names of further parameters or modules; * matches anything: patch_embed, blocks.*.attn."""
+
+
+LoraTarget = Literal["q", "k", "v", "proj", "fc1", "fc2"]
+
+
+class TuneLoraConfig(Config):
+    """Training of low-rank additions to the layers of every block, and of the head (Hu et al., ICLR
+    2022).
+    """
+
+    kind: Literal["lora"]
+    rank: Width
+    alpha: Annotated[float, Field(gt=0)]
+    """Scale of the additions, which are multiplied by alpha / rank."""
+    targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1)]
+    """Queries, keys, values and output of the attention; first and second layer of the MLP."""
+    dropout: Rate
+    """Dropout rate of the inputs of the additions."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(set(self.targets)) < len(self.targets):
+            raise ValueError(f"targets = {list(self.targets)}: name each one once.")
+        return self
+
+
+class TuneBitfitConfig(Config):
+    """Training of biases and the head (Ben Zaken et al., ACL 2022)."""
+
+    kind: Literal["bitfit"]
+
+
+TuneConfig = Annotated[
+    TuneAllConfig | TuneHeadConfig | TunePartialConfig | TuneLoraConfig | TuneBitfitConfig,
+    Field(discriminator="kind"),
+]

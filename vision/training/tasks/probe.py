@@ -35,12 +35,13 @@ from vision.files import file_version, replacing, write_all, write_text
 from vision.models.build import autocast
 from vision.models.layers import Classifier, static_bias
 from vision.randomness import generator
-from vision.training.configs import PLAIN_IMAGES, TrainConfig
+from vision.training.configs import TrainConfig
 from vision.training.run.distributed import World
 from vision.training.run.lock import LOCK
 from vision.training.run.log import Reporter
 from vision.training.run.run_folder import Run, writing
 from vision.training.tasks.classification import checked_balance, loss_and_sums
+from vision.training.tasks.configs import PLAIN_IMAGES
 from vision.training.tasks.task import Task
 
 _SELECTION = {"sampling", "samples_per_class", "train_fraction", "max_error_share", "val_fraction"}

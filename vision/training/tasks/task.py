@@ -32,7 +32,7 @@ from vision.data.sources.source import Source, Unlabelled
 from vision.models.layers import Classifier
 from vision.models.reconstruction import MaskedModel
 from vision.training.configs import TrainConfig
-from vision.training.elastic_settings import virtual_ranks_of_each
+from vision.training.elastic import virtual_ranks_of_each
 from vision.training.run.distributed import World
 from vision.training.run.log import Reporter
 from vision.training.run.run_folder import Run
@@ -42,9 +42,9 @@ from vision.training.tasks.configs import (
     DistillConfig,
     MaskedConfig,
     MultiLabelConfig,
+    TuneHeadConfig,
 )
 from vision.training.tasks.masked_model import load_decoder, masked_model
-from vision.training.tune_settings import TuneHeadConfig
 
 
 class Samples(Protocol):
