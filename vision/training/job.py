@@ -33,10 +33,11 @@ from vision.training.configs import TrainConfig
 from vision.training.elastic import VirtualRanks
 from vision.training.optim import build_optimizer
 from vision.training.run.distributed import World, compile_steps, parallelize
-from vision.training.run.memory import accumulation
+from vision.training.run.memory import largest_that_fits
 from vision.training.run.run_folder import Run, writing
 from vision.training.run.step_memory import StepMemory, checked_memory
 from vision.training.run.stop import StopRequest
+from vision.training.run.story import size_line
 from vision.training.schedule import Schedule, build_schedule
 from vision.training.state import TrainState, start_average
 from vision.training.step import empty_sums
@@ -51,9 +52,6 @@ from vision.training.tasks.task import (
 )
 from vision.training.tune import freeze
 from vision.training.whitening import fit_whitening
-
-LARGE, SMALLER = 384, 224
-"""Sides of images: above the first, the cost of a size that the weights decide is said."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +179,31 @@ def build_job(
     )
 
 
+def accumulation(task: Task[Any], memory: StepMemory) -> int:
+    """The number of equal parts in which a device works through its share of a batch.
+
+    With `auto`, a run that is resumed has the micro-batch that it was started with, whatever memory
+    is free: with another one it would learn the same, but not to the bit. With `elastic`, the parts
+    are the virtual ranks.
+    """
+    config, world = task.config, task.world
+    if config.elastic is not None:
+        return task.shares
+    if config.batch_size % world.size:
+        raise ConfigError(
+            f"batch_size = {config.batch_size} cannot be shared equally by {world.size} processes; "
+            f"choose a multiple of {world.size}."
+        )
+    share = config.batch_size // world.size
+    limit = config.max_batch_per_device
+    if limit == "auto":
+        before = task.run.status().get("micro_batch")
+        limit = largest_that_fits(memory, share, task) if before is None else int(before)
+    largest = limit or share
+    fitting = (n for n in range(1, share + 1) if share % n == 0 and share // n <= largest)
+    return world.max(next(fitting))[0]
+
+
 def _set_up_torch(config: TrainConfig, world: World) -> None:
     torch.backends.cuda.matmul.allow_tf32 = config.tf32
     torch.backends.cudnn.allow_tf32 = config.tf32
@@ -230,7 +253,7 @@ def _starting_model(
             checked_memory(config, opened.config, preprocess, train, world),
             opened.known,
             opened.report.as_dict(),
-            (*opened.report.lines(), *_size_line(opened, config.data.image_size == "auto")),
+            (*opened.report.lines(), *size_line(opened, config.data.image_size == "auto")),
         )
     known: Known = ()
     if record is not None:
@@ -255,25 +278,6 @@ def _starting_model(
     model = with_parts(config, model, preprocess)
     report = None if record is None else record.load_report
     return StartingModel(model, chosen, preprocess, memory, known, report)
-
-
-def _size_line(opened: OpenedModel, chosen: bool) -> list[str]:
-    """A line of the report where the weights were trained on images of another size, or where their
-    size is `chosen` for the run and large.
-    """
-    if opened.trained_size == opened.image_size:
-        height, width = opened.image_size
-        if not chosen or max(height, width) <= LARGE:
-            return []
-        more = height * width / SMALLER**2
-        return [
-            f"size      {height} × {width} as the weights were trained: {more:.1f} × the pixels of "
-            f"{SMALLER} × {SMALLER}, and about as much time and memory; data.image_size={SMALLER} "
-            "is the smaller choice"
-        ]
-    sizes = (opened.trained_size, opened.image_size)
-    before, after = (f"{height} × {width}" for height, width in sizes)
-    return [f"size      trained on {before} pixels; this run has {after} (data.image_size)"]
 
 
 def _preprocess(

@@ -25,12 +25,11 @@ from vision.training.job import TrainingJob, build_job
 from vision.training.optim import set_learning_rate
 from vision.training.run.distributed import World, world
 from vision.training.run.lock import run_lock
-from vision.training.run.log import Reporter
+from vision.training.run.log import Reporter, check_board
 from vision.training.run.memory import memory_advice
 from vision.training.run.run_folder import PREEMPTED, Run, RunFileError, better
 from vision.training.run.stop import Stopped, StopRequest, say_stopped, stop_requests
 from vision.training.run.story import draw_curves, write_csv, write_environment
-from vision.training.run.tensorboard import check_board
 from vision.training.schedule import lr_at
 from vision.training.state import averaged, gather, restore
 from vision.training.step import NonFiniteError, explain_nonfinite, forward_backward, update

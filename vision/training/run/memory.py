@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vision.config import ConfigError, UserError
+from vision.config import UserError
 from vision.models.configs import ModelConfig
 from vision.models.cost.count import format_bytes
 from vision.models.layers import Grid
@@ -51,31 +51,6 @@ def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-
-
-def accumulation(task: Task[Any], memory: StepMemory) -> int:
-    """The number of equal parts in which a device works through its share of a batch.
-
-    With `auto`, a run that is resumed has the micro-batch that it was started with, whatever memory
-    is free: with another one it would learn the same, but not to the bit. With `elastic`, the parts
-    are the virtual ranks.
-    """
-    config, world = task.config, task.world
-    if config.elastic is not None:
-        return task.shares
-    if config.batch_size % world.size:
-        raise ConfigError(
-            f"batch_size = {config.batch_size} cannot be shared equally by {world.size} processes; "
-            f"choose a multiple of {world.size}."
-        )
-    share = config.batch_size // world.size
-    limit = config.max_batch_per_device
-    if limit == "auto":
-        before = task.run.status().get("micro_batch")
-        limit = largest_that_fits(memory, share, task) if before is None else int(before)
-    largest = limit or share
-    fitting = (n for n in range(1, share + 1) if share % n == 0 and share // n <= largest)
-    return world.max(next(fitting))[0]
 
 
 def largest_that_fits(memory: StepMemory, at_most: int, task: Task[Any]) -> int:

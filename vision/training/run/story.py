@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 import vision
+from vision.checkpoints.open import OpenedModel
 from vision.data.preprocess import NAMES
 from vision.data.sources.folder import ignored_line
 from vision.data.sources.subsets import imbalance
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 _PANELS = {"loss": ("loss",), "accuracy": ("top1",), "learning rate": ("learning_rate",)}
 """Panels of the curves, with the numbers in each; those that a task does not have are left out."""
 _COLORS = {"train": "#888888", "val": "#1f77b4", "val_ema": "#d95f02"}
+LARGE, SMALLER = 384, 224
+"""Sides of images: above the first, the cost of a size that the weights decide is said."""
 _PACKAGES = ("torchvision", "timm", "numpy", "hydra-core")
 
 
@@ -72,6 +75,25 @@ def summary(job: "TrainingJob") -> dict[str, str]:
         "memory": job.start.memory.line(job.micro_batch),
         "run": f"{job.run.folder}" + (f", from step {job.state.step}" if job.state.step else ""),
     }
+
+
+def size_line(opened: OpenedModel, chosen: bool) -> list[str]:
+    """A line of the report where the weights were trained on images of another size, or where their
+    size is `chosen` for the run and large.
+    """
+    if opened.trained_size == opened.image_size:
+        height, width = opened.image_size
+        if not chosen or max(height, width) <= LARGE:
+            return []
+        more = height * width / SMALLER**2
+        return [
+            f"size      {height} × {width} as the weights were trained: {more:.1f} × the pixels of "
+            f"{SMALLER} × {SMALLER}, and about as much time and memory; data.image_size={SMALLER} "
+            "is the smaller choice"
+        ]
+    sizes = (opened.trained_size, opened.image_size)
+    before, after = (f"{height} × {width}" for height, width in sizes)
+    return [f"size      trained on {before} pixels; this run has {after} (data.image_size)"]
 
 
 def warnings(job: "TrainingJob") -> Iterator[str]:
@@ -207,6 +229,27 @@ def _commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return commit.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def next_commands(job: "TrainingJob") -> dict[str, str]:
+    """Commands to continue with after a run, each with its purpose."""
+    folder = job.run.folder
+    data = " data=folder data.root=…" if job.config.data.kind == "python" else ""
+    commands = {
+        f"python eval.py checkpoint={folder}{data}": "evaluate its best checkpoint",
+        f"vision predict checkpoint={folder} images=photos/": "classify your own images",
+        f"vision visualize checkpoint={folder} images=photos/ page=true": "see where it looks",
+        f"vision export checkpoint={folder} format=onnx": "use it elsewhere",
+    }
+    if not job.data.train.classes:
+        commands = {
+            f"python train.py recipe=finetune model=auto init={folder} data=…": "train a head",
+            f"python eval.py checkpoint={folder} neighbours=20 data=…": "evaluate its features",
+            f"vision convert source={folder} format=timm output=…": "use it elsewhere",
+        }
+    if job.start.config.kind == "timm":  # a baseline: most have no attention
+        commands = {c: purpose for c, purpose in commands.items() if "visualize" not in c}
+    return commands
 
 
 def write_readme(job: "TrainingJob", best: str, commands: Mapping[str, str]) -> None:
