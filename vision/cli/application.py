@@ -173,10 +173,7 @@ class Application:
 
     def _print_help(self, words: Sequence[str]) -> None:
         with composer(*self._yaml(words)) as yaml:
-            _, composed, mistakes = yaml.compose_usable(words)
-            if mistakes:
-                raise ConfigError("\n".join(mistakes))
-            values, chosen = plain(composed, complete=False)
+            values, chosen = yaml.settings(words, complete=False)
             groups = {g: yaml.options(g) for g in chosen if not g.startswith("hydra/")}
         command = COMMANDS[self.name]
         print(command_help(self.name, command.summary, command.config, values, groups))

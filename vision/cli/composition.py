@@ -41,10 +41,7 @@ def compose(
     With `complete`, every mandatory value must be there.
     """
     with composer(name) as yaml:
-        _, composed, mistakes = yaml.compose_usable(overrides)
-        if mistakes:
-            raise ConfigError("\n".join(mistakes))
-        return plain(composed, complete)
+        return yaml.settings(overrides, complete)
 
 
 @contextmanager
@@ -144,6 +141,15 @@ class Composer:
             raise ConfigError(unknown_choice(group, choice, self.options(group))) from error
         except Exception as error:  # some words make Hydra and OmegaConf fail with errors of Python
             raise ConfigError(first_line(error)) from error
+
+    def settings(
+        self, words: Sequence[str], complete: bool = True
+    ) -> tuple[dict[str, Any], Choices]:
+        """The plain settings with these words, and the choice in each group; see `compose`."""
+        _, composed, mistakes = self.compose_usable(words)
+        if mistakes:
+            raise ConfigError("\n".join(mistakes))
+        return plain(composed, complete)
 
     def options(self, group: str) -> list[str]:
         """The choices of a group of YAML files; none if there is no such group."""

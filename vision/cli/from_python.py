@@ -96,9 +96,7 @@ def train(
         config, chosen = _composed(_words(settings, dataset is not None))
     given = None
     if dataset is not None:
-        given = _given(config, dataset, validation, classes)
-        identity = {"label": _label(config, given), "fingerprint": given.fingerprint}
-        config = config.model_copy(update={"data": config.data.model_copy(update=identity)})
+        config, given = _given(config, dataset, validation, classes)
     run = find_run(config, chosen)
     config = config.model_copy(update={"output": str(run.folder.parent), "name": run.folder.name})
     return _trained(config, run, given)
@@ -150,8 +148,8 @@ def _given(
     dataset: "Dataset",
     validation: "Dataset | None",
     classes: Sequence[str] | None,
-) -> "GivenImages":
-    """The images that a program gives, checked."""
+) -> "tuple[TrainConfig, GivenImages]":
+    """The settings with the name of the images that a program gives, and the images, checked."""
     from vision.data.given import given_images
 
     data = config.data
@@ -172,13 +170,9 @@ def _given(
             f"{given.fingerprint}: they are others than those of these settings. With "
             "data.fingerprint=auto they make another run."
         )
-    return given
-
-
-def _label(config: TrainConfig, given: "GivenImages") -> str:
-    """What the images are called in the name of the run."""
-    assert isinstance(config.data, PythonDataConfig)
-    return given.label if config.data.label == "auto" else config.data.label
+    label = given.label if data.label == "auto" else data.label
+    named = data.model_copy(update={"label": label, "fingerprint": given.fingerprint})
+    return config.model_copy(update={"data": named}), given
 
 
 def _trained(config: TrainConfig, run: Run, given: "GivenImages | None") -> TrainResult:

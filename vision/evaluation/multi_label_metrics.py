@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vision.evaluation.model_metrics import Floats, interval
+from vision.evaluation.model_metrics import Floats, drawn_times, interval
 
 THRESHOLD = 0.5
 """Threshold of a class that no other is known for."""
@@ -191,12 +191,9 @@ def compute_label_metrics(
 
 def _resample(scores: Scores, resamples: int, seed: int) -> dict[str, Floats]:
     """Every metric in each draw of the bootstrap; see `vision.evaluation.model_metrics`."""
-    images = len(scores.truth)
-    random = np.random.default_rng([seed, images])
     rows = []
-    for _ in range(resamples):
-        times = np.bincount(random.integers(images, size=images), minlength=images)
-        found = overall_metrics(scores, times=times.astype(np.float64))
+    for times in drawn_times(len(scores.truth), resamples, seed):
+        found = overall_metrics(scores, times=times)
         rows.append([found[name] for name in RESAMPLED])
     return dict(zip(RESAMPLED, np.array(rows).T, strict=True))
 

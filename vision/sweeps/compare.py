@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from vision.config import ConfigError, suggest
+from vision.evaluation.configs import LOWER_IS_BETTER
 from vision.sweeps.configs import CompareConfig
 from vision.sweeps.outcome import Result, Select, Split, evaluations, find_runs, read_result
-from vision.training.run.run_folder import BY_CLASS, LOWER_IS_BETTER, Run
+from vision.training.run.run_folder import BY_CLASS, Run
 
 FEW = 4
 """Up to this number, all settings of a part (model, optimizer, …) that differ are shown."""

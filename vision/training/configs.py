@@ -19,8 +19,9 @@ from vision.config import (
     shown,
 )
 from vision.data.configs import AugmentConfig, DataConfig, LoaderConfig, PreprocessConfig
+from vision.evaluation.configs import Metric
 from vision.models.configs import ModelChoice
-from vision.training.tasks.configs import LossConfig, Metric, TaskConfig, TuneConfig, TuneHeadConfig
+from vision.training.tasks.configs import LossConfig, TaskConfig, TuneConfig, TuneHeadConfig
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]

@@ -12,11 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.files.remote import resolve
-from vision.checkpoints.native.checkpoint_folder import latest
 from vision.checkpoints.native.header import read_record
-from vision.checkpoints.native.run_record import RunRecord, run_record
+from vision.checkpoints.native.run_record import run_record
 from vision.checkpoints.open import OpenedModel, open_model
 from vision.config import ConfigError, pair
 from vision.data.configs import SPLITS, DataConfig, FolderConfig
@@ -234,7 +232,7 @@ def _starting_model(
 
     All processes must call this together: one of them downloads.
     """
-    record = _newest_record(run)
+    record = run.read_newest(lambda path: run_record(read_record(path), path))
     chosen = config.model
     if isinstance(chosen, AutoModelConfig) and record is None and init in (None, "pretrained"):
         raise ConfigError(
@@ -288,16 +286,6 @@ def _preprocess(
     known = [*known, *usual_values(config.data)]
     preprocess = resolve_preprocess(config.preprocess, size, train.channels, known)
     return replace(preprocess, origin={"image_size": origin, **preprocess.origin})
-
-
-def _newest_record(run: Run) -> RunRecord | None:
-    """The record of the newest readable checkpoint of the run."""
-    for path in latest(run.checkpoints):
-        try:
-            return run_record(read_record(path), path)
-        except CheckpointError:
-            continue  # resuming warns about it, and falls back to the one before
-    return None
 
 
 def _opened(config: TrainConfig, world: World, init: str, train: Source) -> OpenedModel:

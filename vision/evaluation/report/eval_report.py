@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from vision.evaluation.configs import HUBS
+from vision.evaluation.configs import HUBS, LOWER_IS_BETTER, SHARES
 from vision.evaluation.evaluate import Speed
-from vision.evaluation.model_metrics import LOWER_IS_BETTER, Difference, ModelMetrics
+from vision.evaluation.model_metrics import Difference, ModelMetrics
 from vision.evaluation.multi_label_metrics import TUNED, MultiLabelMetrics
 from vision.evaluation.neighbours import NeighboursAccuracy
 from vision.terminal import percent, plain
@@ -64,8 +64,6 @@ LABEL_DEFINITIONS = {
 }
 """Of several labels per image."""
 
-SHARES = ("top1", "top5", "balanced_accuracy", "macro_f1", "map", "micro_f1", "sample_f1")
-"""Metrics between 0 and 1, shown as percentages."""
 SHOWN = 5
 """Number of worst classes and of most confused pairs."""
 

@@ -21,21 +21,23 @@ Whether there is a run to resume, and from where, the checkpoints decide. Withou
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.native.checkpoint_folder import latest
 from vision.checkpoints.native.header import read_record
 from vision.config import ConfigError, UserError
+from vision.evaluation.configs import LOWER_IS_BETTER
 from vision.files import make_folder, replacing, sync_file, write_all
 from vision.training.configs import TrainConfig
 from vision.training.run.run_settings import auto_folder, changes
 
-LOWER_IS_BETTER = ("loss", "loss_flipped")
+T = TypeVar("T")
+
 BY_CLASS = ("balanced_accuracy", "macro_f1")
 """Means over classes, which differ from the accuracy where classes are unequal."""
 
@@ -210,10 +212,14 @@ class Run:
 
     def newest_record(self) -> Mapping[str, Any]:
         """The record of the newest readable checkpoint; empty if there is none."""
+        return self.read_newest(read_record) or {}
+
+    def read_newest(self, read: Callable[[Path], T]) -> T | None:
+        """What is read from the newest readable checkpoint; None if there is none."""
         for path in latest(self.checkpoints):
             with suppress(CheckpointError):  # resuming warns about it, and takes the one before
-                return read_record(path)
-        return {}
+                return read(path)
+        return None
 
     def events(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`, except a last one that is not complete."""

@@ -13,11 +13,6 @@ ClassWeight = Annotated[float, Field(ge=0)]
 Focus = Annotated[float, Field(ge=0, le=100)]
 Weight = Annotated[float, Field(gt=0)]
 
-Metric = Literal[
-    "loss", "top1", "top5", "balanced_accuracy", "macro_f1", "map", "micro_f1", "sample_f1"
-]
-"""A metric on validation images."""
-
 
 class AnyTaskConfig(Config):
     """What the settings of every task say about the others of a run."""
