@@ -41,6 +41,8 @@ Workers = Annotated[int, Field(ge=0, le=2**10)]
 """Number of processes; 0: the main process alone."""
 Side = Annotated[int, Field(ge=1, le=2**14)]
 """Pixels or tokens along a side."""
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 """A fraction that is dropped; 1 would drop everything."""

@@ -224,7 +224,7 @@ def test_train_out_of_memory_names_peak_micro_batch_and_the_setting_to_try(
         train(small_config(tmp_path / "one", "max_batch_per_device=1"))
     # Where the memory is unknown, sizes are tried.
     monkeypatch.setattr(step_memory, "device_memory", lambda device: None)
-    with pytest.raises(UserError, match=r"single image per device.*checkpoint_activations"):
+    with pytest.raises(UserError, match=r"at 1 image per device.*checkpoint_activations"):
         train(small_config(tmp_path / "auto", "max_batch_per_device=auto"))
 
 

@@ -11,7 +11,9 @@ from vision.config import (
     Amount,
     Config,
     FolderName,
+    NotNegative,
     Place,
+    Positive,
     PositiveInt,
     Probability,
     Rate,
@@ -22,9 +24,6 @@ from vision.data.configs import AugmentConfig, DataConfig, LoaderConfig, Preproc
 from vision.evaluation.configs import Metric
 from vision.models.configs import ModelChoice
 from vision.training.tasks.configs import LossConfig, TaskConfig, TuneConfig, TuneHeadConfig
-
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
 
 
 def parse_length(text: str) -> tuple[float, str]:

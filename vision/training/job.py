@@ -31,7 +31,7 @@ from vision.training.configs import TrainConfig
 from vision.training.elastic import VirtualRanks
 from vision.training.optim import build_optimizer
 from vision.training.run.distributed import World, compile_steps, parallelize
-from vision.training.run.memory import largest_that_fits
+from vision.training.run.memory import largest_in_trial
 from vision.training.run.run_folder import Run, writing
 from vision.training.run.step_memory import StepMemory, checked_memory
 from vision.training.run.stop import StopRequest
@@ -195,8 +195,10 @@ def accumulation(task: Task[Any], memory: StepMemory) -> int:
     share = config.batch_size // world.size
     limit = config.max_batch_per_device
     if limit == "auto":
-        before = task.run.status().get("micro_batch")
-        limit = largest_that_fits(memory, share, task) if before is None else int(before)
+        limit = task.run.status().get("micro_batch")
+        if limit is None:
+            sizes = memory.sizes_that_fit(share) or [1]
+            limit = sizes[0] if memory.is_sure(sizes[0]) else largest_in_trial(task, memory, sizes)
     largest = limit or share
     fitting = (n for n in range(1, share + 1) if share % n == 0 and share // n <= largest)
     return world.max(next(fitting))[0]

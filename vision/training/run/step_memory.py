@@ -40,9 +40,9 @@ from vision.training.tasks.masked_model import masked_model
 from vision.training.tasks.teacher import teacher_bytes
 from vision.training.tune import freeze
 
-REFUSED, WARNED = 1.5, 0.9
-"""Parts of a device's memory above which a run is refused or warned about. The estimate may be too
-high, and systems swap and compress."""
+REFUSED, WARNED, SURE = 1.5, 0.9, 0.5
+"""Parts of a device's memory above which a run is refused, warned about or tried. The estimate may
+be too high, and systems swap and compress."""
 _GIVEN_UP = 8
 """Part of a device's memory at which an estimate ends."""
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -100,6 +100,14 @@ class StepMemory:
             sizes = sizes[: bisect_right(sizes, WARNED * self.available, key=self.peak)]
         return sizes[::-1]
 
+    def is_sure(self, images: int) -> bool:
+        """Whether these fit without a trial: the estimate is far below the memory. On a CPU it
+        decides alone: without memory that ends the process instead of refusing.
+        """
+        if self.available is None:
+            return False
+        return self.world.device.type == "cpu" or self.peak(images) < SURE * self.available
+
     def check(self) -> None:
         """Refuse a run that needs far more memory than the device has."""
         limit, elastic = self.config.max_batch_per_device, self.config.elastic
@@ -136,18 +144,9 @@ class StepMemory:
 
     def _remedy(self, images: int) -> str:
         height, width = self.image_size
+        fitting = next(iter(self.sizes_that_fit(images - 1)), None)
         smaller = f"images smaller than {height} × {width} (data.image_size)"
-        if images > 1 and self.config.elastic is not None:
-            return f"Try elastic={2 * self.config.elastic}, for micro-batches of half the size."
-        if images > 1 and (fitting := self.sizes_that_fit(images - 1)):
-            return (
-                f"Try max_batch_per_device={fitting[0]}: the batch stays the same, gradients are "
-                f"accumulated; or {smaller}."
-            )
-        return (
-            f"Try {smaller}, a smaller model, model.checkpoint_activations=true, precision=bf16, "
-            f"or parallel=fsdp on several devices{': a single image is too much' * (images > 1)}."
-        )
+        return memory_remedy(images, self.config.elastic, fitting, smaller)
 
     def _counted(self, peak: Callable[[], float]) -> float:
         """A peak, computed while memory is counted."""
@@ -258,6 +257,28 @@ class StepMemory:
         """The part of weights, states and gradients that FSDP leaves to other processes."""
         sharded = self.config.parallel == "fsdp" and self.world.size > 1
         return lasting * (1 - 1 / self.world.size) if sharded else 0.0
+
+
+def memory_remedy(
+    images: int,
+    elastic: int | None,
+    fitting: int | None,
+    smaller: str = "smaller images (data.image_size)",
+) -> str:
+    """What to try where a step with this number of images per device has not enough memory;
+    `fitting` is a smaller number that may have.
+    """
+    if images > 1 and elastic is not None:
+        return f"Try elastic={2 * elastic} in a new run, for micro-batches of half the size."
+    if images > 1 and fitting is not None:
+        return (
+            f"Try max_batch_per_device={fitting}: the batch stays the same, gradients are "
+            f"accumulated; or {smaller}."
+        )
+    return (
+        f"Try {smaller}, a smaller model, model.checkpoint_activations=true, precision=bf16, or "
+        f"parallel=fsdp on several devices{': a single image is too much' * (images > 1)}."
+    )
 
 
 def checked_memory(

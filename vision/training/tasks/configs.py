@@ -6,12 +6,22 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from vision.checkpoints.configs import WhichWeights
-from vision.config import Config, Count, Depth, Place, Probability, Rate, Side, Size, Width
+from vision.config import (
+    Config,
+    Count,
+    Depth,
+    NotNegative,
+    Place,
+    Positive,
+    Probability,
+    Rate,
+    Side,
+    Size,
+    Width,
+)
 from vision.data.configs import AugmentConfig
 
-ClassWeight = Annotated[float, Field(ge=0)]
 Focus = Annotated[float, Field(ge=0, le=100)]
-Weight = Annotated[float, Field(gt=0)]
 
 
 class AnyTaskConfig(Config):
@@ -56,7 +66,7 @@ class DistillConfig(AnyTaskConfig):
     loss: Literal["soft", "hard"]
     """Divergence from the probabilities of the teacher, or cross-entropy with its most probable
     class."""
-    temperature: Annotated[float, Field(gt=0)]
+    temperature: Positive
     """Divisor of the logits of teacher and student, for loss=soft."""
     alpha: Probability
     """Weight of the teacher's loss; that of the labels has 1 − alpha."""
@@ -128,7 +138,7 @@ class MultiLabelConfig(AnyTaskConfig):
     """Binary cross-entropy of each class, or the asymmetric loss (Ridnik et al., ICCV 2021), which
     reduces the weight of easy negatives. Both are sums over known labels, divided by the number of
     images and of classes. Label smoothing moves targets towards 0.5."""
-    pos_weight: Literal["none", "balanced"] | Annotated[tuple[Weight, ...], Field(min_length=1)]
+    pos_weight: Literal["none", "balanced"] | Annotated[tuple[Positive, ...], Field(min_length=1)]
     """Weight of present classes in the loss: 1; images without a class / images with it, counted on
     the training images; or a number for each class."""
     gamma_positive: Focus
@@ -152,16 +162,16 @@ class LossConfig(Config):
     the softmax (Lin et al., ICCV 2017)."""
     bce_threshold: Rate | None
     """Threshold above which mixed targets count as 1, others as 0; null: targets as they are."""
-    focal_gamma: Annotated[float, Field(ge=0)]
+    focal_gamma: NotNegative
     """Exponent of kind=focal: images that are classified with probability p count (1 − p)^gamma."""
-    class_weights: Literal["none", "balanced", "effective"] | tuple[ClassWeight, ...]
+    class_weights: Literal["none", "balanced", "effective"] | tuple[NotNegative, ...]
     """Weight of every class in the loss, for unequal classes: none; balanced, in proportion to
     1 / number of its images; effective, to 1 / effective number of its images (Cui et al., CVPR
     2019); or a list in the order of the classes. Only ratios matter: the mean over the training
     images is made 1."""
     effective_beta: Rate
     """β of class_weights=effective: n images count as (1 − βⁿ) / (1 − β); 0: all classes alike."""
-    logit_adjustment: Annotated[float, Field(ge=0)]
+    logit_adjustment: NotNegative
     """τ of logit adjustment (Menon et al., ICLR 2021): in training τ · log(share of the class) is
     added to its logit; 1 is usual, 0 disables it. Evaluation takes the logits as they are."""
 
@@ -253,7 +263,7 @@ class TuneLoraConfig(Config):
 
     kind: Literal["lora"]
     rank: Width
-    alpha: Annotated[float, Field(gt=0)]
+    alpha: Positive
     """Scale of the additions, which are multiplied by alpha / rank."""
     targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1)]
     """Queries, keys, values and output of the attention; first and second layer of the MLP."""

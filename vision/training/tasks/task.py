@@ -6,7 +6,7 @@ A new task is one file with a subclass of `Task`, its settings in `configs.py` a
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
@@ -149,18 +149,11 @@ class Task(ABC, Generic[B]):
 
     def record(self) -> dict[str, Any]:
         """Fields of a checkpoint's record that opening the model needs."""
-        preprocess = self.data.preprocess
+        preprocess = asdict(self.data.preprocess)
         return {
-            "classes": list(self.data.train.classes),
-            "channels": self.data.train.channels,
-            "preprocess": {
-                "image_size": list(preprocess.image_size),
-                "mean": list(preprocess.mean),
-                "std": list(preprocess.std),
-                "interpolation": preprocess.interpolation,
-                "crop_ratio": preprocess.crop_ratio,
-                "origin": dict(preprocess.origin),
-            },
+            "classes": self.data.train.classes,
+            "channels": preprocess.pop("channels"),
+            "preprocess": preprocess,
         }
 
     def evaluated_record(self) -> dict[str, Any]:

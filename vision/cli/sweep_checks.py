@@ -1,5 +1,5 @@
-"""Checks of a run and of a sweep before Hydra makes a folder: settings are parsed, runs are
-decided on.
+"""Checks of a sweep before Hydra makes a folder: settings are parsed, runs are decided on. Also the
+names of the runs' folders.
 """
 
 import atexit
@@ -20,34 +20,16 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from vision.cli.app import Command
-from vision.cli.composition import Composer, Jobs, check_settings, checked, expand, plain
+from vision.cli.composition import Composer, Jobs, check_settings, expand, plain
 from vision.config import ConfigError
 from vision.sweeps.cluster import cluster_settings, refuse_if_queued
 from vision.training.configs import TrainConfig
 from vision.training.run.lock import refuse_if_locked
-from vision.training.run.run_folder import Run, find_run
+from vision.training.run.run_folder import Run
 from vision.training.run.run_settings import auto_folder
 
 LONGEST_NAME = 150
 """Characters in a folder's name; file systems allow 255 bytes."""
-
-
-def check_run(command: Command, composed: DictConfig) -> dict[str, Any]:
-    """Parse the settings of a run and decide whether it is new, to be resumed, finished or refused.
-
-    Returns Hydra's settings for it: a run that is refused or finished keeps its files as they are.
-    """
-    values, chosen = plain(composed)
-    config = checked(command, values, chosen)
-    assert isinstance(config, TrainConfig)
-    folder = composed.hydra.run.dir
-    run = find_run(config, chosen) if folder == "auto" else Run(Path(folder))
-    place = {"hydra.run.dir": str(run.folder)}
-    first_process = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
-    if run.decision(config) == "finished" or not first_process:
-        return {**place, "hydra.output_subdir": None, "hydra.job_logging.root": None}
-    refuse_if_locked(run)
-    return place
 
 
 def check_sweep(
