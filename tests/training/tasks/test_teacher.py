@@ -24,7 +24,7 @@ from vision.training.loop import train
 from vision.training.run.distributed import World
 from vision.training.run.run_folder import PREEMPTED
 from vision.training.tasks.configs import DistillConfig
-from vision.training.tasks.teacher import ImageConversion, Teacher
+from vision.training.tasks.distillation import ImageConversion, Teacher
 
 WORLD = World(0, 1, torch.device("cpu"))
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)

@@ -36,8 +36,8 @@ from vision.training.optim import build_optimizer
 from vision.training.run.distributed import World
 from vision.training.state import start_average
 from vision.training.tasks.configs import DistillConfig, MaskedConfig, TuneAllConfig, TuneHeadConfig
+from vision.training.tasks.distillation import teacher_bytes
 from vision.training.tasks.masked_model import masked_model
-from vision.training.tasks.teacher import teacher_bytes
 from vision.training.tune import freeze
 
 REFUSED, WARNED, SURE = 1.5, 0.9, 0.5

@@ -149,9 +149,12 @@ class Task(ABC, Generic[B]):
 
     def record(self) -> dict[str, Any]:
         """Fields of a checkpoint's record that opening the model needs."""
-        preprocess = asdict(self.data.preprocess)
+        preprocess = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self.data.preprocess).items()
+        }
         return {
-            "classes": self.data.train.classes,
+            "classes": list(self.data.train.classes),
             "channels": preprocess.pop("channels"),
             "preprocess": preprocess,
         }
