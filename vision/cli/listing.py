@@ -61,13 +61,12 @@ vision <command> --help shows every setting of a command with its value and mean
 all options of Hydra, which every command takes."""
 
 
-def choices(folders: Sequence[Path] = ()) -> dict[str, dict[str, str]]:
+def choices() -> dict[str, dict[str, str]]:
     """Every group of YAML files, with its choices and a one-line description of each."""
     found: dict[str, dict[str, str]] = {}
-    for folder in (CONFIGS, *folders):
-        for file in sorted(folder.glob("*/**/*.yaml")):
-            group, _, choice = file.relative_to(folder).with_suffix("").as_posix().partition("/")
-            found.setdefault(group, {})[choice] = _first_comment(file)
+    for file in sorted(CONFIGS.glob("*/**/*.yaml")):
+        group, _, choice = file.relative_to(CONFIGS).with_suffix("").as_posix().partition("/")
+        found.setdefault(group, {})[choice] = _first_comment(file)
     return found
 
 

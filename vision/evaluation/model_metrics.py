@@ -8,7 +8,6 @@ images (paired): how difficult the images of a draw are cancels out of the diffe
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -53,14 +52,20 @@ class ConfusedPair:
 
 
 @dataclass(frozen=True)
-class ModelMetrics:
-    """The metrics of a model on the images of an evaluation."""
+class Resampled:
+    """Metrics of a model on the images of an evaluation, and their draws of the bootstrap."""
 
     metrics: dict[str, float]
     intervals: dict[str, tuple[float, float]]
     """95 % confidence intervals of the resampled metrics; empty without resamples."""
     draws: dict[str, Floats]
-    """The resampled metrics in every draw of the """
+    """The resampled metrics in every draw."""
+
+
+@dataclass(frozen=True)
+class ModelMetrics(Resampled):
+    """The metrics of images with one class each."""
+
     calibration: Calibration
     classes: list[ClassMetrics]
     confused: list[ConfusedPair]
@@ -150,18 +155,6 @@ def difference(name: str, first: tuple[float, Floats], second: tuple[float, Floa
     gain = -draws if name in LOWER_IS_BETTER else draws
     better = float(np.mean(gain > 0) + np.mean(gain == 0) / 2)
     return Difference(first[0] - second[0], low, high, better, decided=low > 0 or high < 0)
-
-
-class Resampled(Protocol):
-    """Metrics with their draws of the bootstrap."""
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """On all images."""
-
-    @property
-    def draws(self) -> dict[str, Floats]:
-        """In every draw."""
 
 
 def compare(model: Resampled, baseline: Resampled) -> dict[str, Difference]:

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vision.evaluation.model_metrics import Floats, drawn_times, interval
+from vision.evaluation.model_metrics import Floats, Resampled, drawn_times, interval
 
 THRESHOLD = 0.5
 """Threshold of a class that no other is known for."""
@@ -51,14 +51,9 @@ class LabelMetrics:
 
 
 @dataclass(frozen=True)
-class MultiLabelMetrics:
-    """The metrics of a model on the images of an evaluation."""
+class MultiLabelMetrics(Resampled):
+    """The metrics of images with any number of classes."""
 
-    metrics: dict[str, float]
-    intervals: dict[str, tuple[float, float]]
-    """95 % confidence intervals of the resampled metrics; empty without resamples."""
-    draws: dict[str, Floats]
-    """The resampled metrics in every draw."""
     classes: list[LabelMetrics]
 
 
