@@ -220,7 +220,7 @@ def test_train_out_of_memory_names_peak_micro_batch_and_the_setting_to_try(
     expected = r"at 8 images per device \(peak [0-9.]+ GiB\).*max_batch_per_device=4"
     with pytest.raises(UserError, match=expected):
         train(small_config(tmp_path / "eight"))
-    with pytest.raises(UserError, match=r"at 1 images.*model\.checkpoint_activations=true"):
+    with pytest.raises(UserError, match=r"at 1 image .*model\.checkpoint_activations=true"):
         train(small_config(tmp_path / "one", "max_batch_per_device=1"))
     # Where the memory is unknown, sizes are tried.
     monkeypatch.setattr(step_memory, "device_memory", lambda device: None)

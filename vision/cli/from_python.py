@@ -16,7 +16,7 @@ from vision.cli.app import COMMANDS, Choices
 from vision.cli.composition import checked, composer, plain, quoted
 from vision.config import ConfigError
 from vision.data.configs import PythonDataConfig
-from vision.sweeps.outcome import RunPreemptedError, evaluations, read_result
+from vision.sweeps.outcome import RunPreemptedError, evaluations, numbers_of
 from vision.training.configs import TrainConfig
 from vision.training.run.run_folder import PREEMPTED, Run, find_run
 from vision.training.run.run_settings import flat
@@ -188,6 +188,6 @@ def _trained(config: TrainConfig, run: Run, given: "GivenImages | None") -> Trai
         torch.random.set_rng_state(state)
     if code == PREEMPTED:
         raise RunPreemptedError(f"{run.folder} was stopped and saved; the same call resumes it.")
-    found = read_result(run, evaluations(run), config.checkpoint.best, "auto", "best").numbers
+    found = numbers_of(evaluations(run), config.checkpoint.best, config.ema is not None)
     numbers = {name: value for name, value in found.items() if name not in ("step", "split")}
     return TrainResult(run.folder, config, numbers)

@@ -15,7 +15,7 @@ Results are read from the folders of runs without torch: config.json, status.jso
 and, where a run was killed, the header of its newest checkpoint.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -56,8 +56,8 @@ def read_outcome(run: Run, config: TrainConfig) -> RunOutcome:
     for name in objective_names(config):
         split, _, metric = name.partition("/")
         # The same value as in `vision compare`: that of best.safetensors.
-        weights: Literal["val", "val_ema"] = "val_ema" if split == "val_ema" else "val"
-        values.append(read_result(run, events, metric, weights, "best").value if events else None)
+        numbers = numbers_of(events, config.checkpoint.best, config.ema is not None, split)
+        values.append(numbers.get(metric))
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return RunOutcome(status, None)
@@ -149,9 +149,8 @@ def read_result(
     if status["status"] == "running":  # written at its start; a checkpoint is newer
         record = run.newest_record()
         status |= {k: record[k] for k in ("step", "seconds", "parameters") if k in record}
-    weights = split if split != "auto" else "val" if settings.get("ema") is None else "val_ema"
-    step = _best_step(events, settings) if select == "best" else None
-    of_split = [e for e in events if e["split"] == weights and (step is None or e["step"] == step)]
+    averaged = settings.get("ema") is not None
+    numbers = numbers_of(events, settings["checkpoint.best"], averaged, split, select)
     return Result(
         folder=run.folder,
         seed=settings.get("seed", 0),
@@ -159,19 +158,28 @@ def read_result(
         status=status["status"],
         step=status["step"],
         steps=status.get("steps"),
-        value=of_split[-1].get(metric) if of_split else None,
+        value=numbers.get(metric),
         seconds=status.get("seconds"),
         parameters=status.get("parameters"),
-        numbers=of_split[-1] if of_split else {},
+        numbers=numbers,
     )
 
 
-def _best_step(events: Iterable[Mapping[str, Any]], settings: Mapping[str, Any]) -> int | None:
-    """The step of best.safetensors, by the metric of `checkpoint.best`."""
-    metric = settings["checkpoint.best"]
-    decided = "val" if settings.get("ema") is None else "val_ema"
+def numbers_of(
+    events: Sequence[Mapping[str, Any]],
+    metric: str,
+    averaged: bool,
+    split: str = "auto",
+    select: Select = "best",
+) -> Mapping[str, Any]:
+    """The numbers of the evaluation of best.safetensors, which `checkpoint.best` decides on the
+    averaged weights if there are any, or of the last one; empty if there is none.
+    """
+    decided = "val_ema" if averaged else "val"
     step, best = None, None
-    for event in events:
+    for event in events if select == "best" else ():
         if event["split"] == decided and (best is None or better(metric, event[metric], best)):
             step, best = event["step"], event[metric]
-    return step
+    weights = decided if split == "auto" else split
+    found = [e for e in events if e["split"] == weights and step in (None, e["step"])]
+    return found[-1] if found else {}
