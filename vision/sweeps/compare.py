@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vision.config import ConfigError, suggest
+from vision.config import ConfigError, shorten, suggest
 from vision.evaluation.configs import LOWER_IS_BETTER
 from vision.sweeps.configs import CompareConfig
 from vision.sweeps.outcome import Result, Select, Split, evaluations, find_runs, read_result
@@ -146,10 +146,9 @@ def _rank(metric: str, group: RunGroup) -> tuple[bool, bool, float]:
 
 
 def _no_values(results: Sequence[Result], metrics: set[str], metric: str, split: Split) -> str:
-    folders = ", ".join(str(result.folder) for result in results[:3])
-    more = f" and {len(results) - 3} more" if len(results) > 3 else ""
+    folders = shorten([str(result.folder) for result in results], 3)
     if not metrics:
-        return f"runs: none of them has been evaluated yet: {folders}{more}."
+        return f"runs: none of them has been evaluated yet: {folders}."
     if metric not in metrics:
         return f"metric: no run has '{metric}'. {suggest(metric, metrics)}"
     return f"split: no run has evaluations of '{split}'; runs with an average (ema) have val_ema."

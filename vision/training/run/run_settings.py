@@ -58,7 +58,7 @@ def auto_folder(
     varied = swept or ()
     former = "-".join(chosen[group] for group in ("model", "data") if group not in varied)
     kind = "" if swept is None else "sweep"
-    labels = (run_label(settings, chosen, varied), former)
+    labels = (_label(settings, chosen, varied), former)
     names = ["-".join(filter(None, [kind, label])) for label in labels]
     folders = [output / run_name(settings, name) for name in names]
     return next((folder for folder in folders if folder.exists()), folders[0])
@@ -71,9 +71,7 @@ def run_name(settings: Mapping[str, Any], label: str) -> str:
     return f"{label}-{digest[:6]}"
 
 
-def run_label(
-    values: Mapping[str, Any], chosen: Mapping[str, str], without: Sequence[str] = ()
-) -> str:
+def _label(values: Mapping[str, Any], chosen: Mapping[str, str], without: Sequence[str]) -> str:
     """What a run trains on what, such as `dinov2_vits14-flowers`; parts that depend on a setting in
     `without`, which differs between the runs of a sweep, are left out.
     """

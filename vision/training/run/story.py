@@ -163,7 +163,6 @@ def write_csv(run: Run) -> None:
 
 def draw_curves(run: Run) -> None:
     """Replace `curves.png`."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     events = run.events()
@@ -173,7 +172,6 @@ def draw_curves(run: Run) -> None:
         if any(name in event for event in events for name in names)
     }
     figure = Figure(figsize=(4 * len(panels), 3), layout="constrained")
-    FigureCanvasAgg(figure)
     for axes, (title, names) in zip(
         figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
     ):
