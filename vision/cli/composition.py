@@ -142,15 +142,6 @@ class Composer:
         except Exception as error:  # some words make Hydra and OmegaConf fail with errors of Python
             raise ConfigError(first_line(error)) from error
 
-    def settings(
-        self, words: Sequence[str], complete: bool = True
-    ) -> tuple[dict[str, Any], Choices]:
-        """The plain settings with these words, and the choice in each group; see `compose`."""
-        _, composed, mistakes = self.compose_usable(words)
-        if mistakes:
-            raise ConfigError("\n".join(mistakes))
-        return plain(composed, complete)
-
     def options(self, group: str) -> list[str]:
         """The choices of a group of YAML files; none if there is no such group."""
         list_group = partial(
@@ -213,6 +204,15 @@ class Composer:
             return usable, self._compose_example(usable), mistakes
         except ConfigError as error:
             raise ConfigError("\n".join([*mistakes, str(error)])) from error
+
+    def settings(
+        self, words: Sequence[str], complete: bool = True
+    ) -> tuple[dict[str, Any], Choices]:
+        """The plain settings with these words, and the choice in each group; see `compose`."""
+        _, composed, mistakes = self.compose_usable(words)
+        if mistakes:
+            raise ConfigError("\n".join(mistakes))
+        return plain(composed, complete)
 
     def _compose_example(self, words: Sequence[str]) -> DictConfig:
         return self.compose(expand(self.read(words)[0], all_points=False).words[0])
