@@ -17,8 +17,7 @@ from pydantic.fields import FieldInfo
 
 from vision.cli.app import COMMANDS
 from vision.cli.composition import compose
-from vision.cli.help import Setting, settings
-from vision.cli.listing import CONFIGS, choices
+from vision.cli.listing import CONFIGS, Setting, choices, settings
 from vision.config import config_classes, shown
 
 KINDS = {"model": "train", "data": "train", "tune": "train", "task": "train"}

@@ -25,8 +25,7 @@ from omegaconf import DictConfig
 
 from vision.cli.app import COMMANDS, Choices, Command, uncollected
 from vision.cli.composition import check_settings, checked, composer, first_line, plain, quoted
-from vision.cli.help import command_help
-from vision.cli.listing import CONFIGS
+from vision.cli.listing import CONFIGS, command_help
 from vision.cli.sweep_checks import check_sweep
 from vision.config import ConfigError, UserError, suggest
 from vision.files import exists
