@@ -42,7 +42,18 @@ def run(config: PublishConfig, load: Callable[[], Loaded]) -> int:
 
 def _evaluation_of(config: PublishConfig) -> EvalConfig:
     """The evaluation for the card: what both commands have as given, the rest as usual."""
-    both = (PublishConfig.model_fields.keys() & EvalConfig.model_fields.keys()) - {"output"}
+    given = {
+        "checkpoint": config.checkpoint,
+        "model": config.model.model_dump(mode="json"),
+        "weights": config.weights,
+        "rename": config.rename,
+        "image_size": config.image_size,
+        "data": None if config.data is None else config.data.model_dump(mode="json"),
+        "split": config.split,
+        "batch_size": config.batch_size,
+        "device": config.device,
+        "loader": config.loader.model_dump(mode="json"),
+        "save": False,
+    }
     values, _ = compose("eval", ["checkpoint=given"])
-    given = config.model_dump(mode="json", include=both)
-    return parse(EvalConfig, {**values, **given, "save": False})
+    return parse(EvalConfig, values | given)

@@ -198,22 +198,20 @@ def _class_rows(scores: Scores, names: Sequence[str], thresholds: Floats) -> lis
     actual = scores.truth & scores.known
     counts = np.stack([predicted & actual, predicted, actual, scores.known]).sum(axis=1)
     precisions = average_precisions(scores)
-    rows = []
-    for place, (right, said, images, known) in enumerate(counts.T.tolist()):
-        rows.append(
-            LabelMetrics(
-                name=names[place],
-                images=images,
-                known=known,
-                average_precision=float(precisions[place]) if images else None,
-                threshold=float(thresholds[place]),
-                predicted=said,
-                recall=right / images if images else None,
-                precision=right / said if said else None,
-                f1=2 * right / (images + said) if images + said else None,
-            )
+    return [
+        LabelMetrics(
+            name=names[place],
+            images=images,
+            known=known,
+            average_precision=float(precisions[place]) if images else None,
+            threshold=float(thresholds[place]),
+            predicted=said,
+            recall=right / images if images else None,
+            precision=right / said if said else None,
+            f1=2 * right / (images + said) if images + said else None,
         )
-    return rows
+        for place, (right, said, images, known) in enumerate(counts.T.tolist())
+    ]
 
 
 @dataclass(frozen=True)

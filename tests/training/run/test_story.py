@@ -11,7 +11,7 @@ from small_runs import metrics, small_config
 
 from vision.config import ConfigError
 from vision.training.loop import train
-from vision.training.run import tensorboard
+from vision.training.run import log
 
 
 def test_folder_of_a_run_has_table_curves_environment_readme_and_log(
@@ -58,7 +58,7 @@ def test_tensorboard_has_the_numbers_of_metrics_and_images(tmp_path: Path) -> No
 def test_tensorboard_that_is_not_installed_is_named_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
+    monkeypatch.setattr(log, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"vit-swin\[tensorboard\]"):
         train(small_config(tmp_path, "log.tensorboard=true"))
     assert list(tmp_path.iterdir()) == []
