@@ -135,11 +135,11 @@ def _resumed() -> bool:
     with tempfile.TemporaryDirectory() as folder:
         whole, parts = Path(folder) / "whole", Path(folder) / "parts"
         words = ["device=cuda", "deterministic=true", "precision=bf16", "schedule.shape=constant"]
-        train(small_config(whole, *words, "duration=12steps"), "x")
-        train(small_config(parts, *words, "duration=6steps"), "x")
+        train(small_config(whole, *words, "duration=12steps"))
+        train(small_config(parts, *words, "duration=6steps"))
         status = parts / "run" / "status.json"
         status.write_text(json.dumps(json.loads(status.read_text()) | {"status": "preempted"}))
-        train(small_config(parts, *words, "duration=12steps", "allow_changes=true"), "x")
+        train(small_config(parts, *words, "duration=12steps", "allow_changes=true"))
         first, second = last_tensors(whole), last_tensors(parts)
         return all(first[name].equal(second[name]) for name in first)
 
@@ -168,7 +168,7 @@ def _loader(device: str = "cuda") -> dict[str, float | bool]:
         for _ in training_batches(loader, BatchOrder(0, 64), 0, 64 * 50):
             times.append(time.perf_counter())
         alone = 64 * 40 / (times[-1] - times[-41])  # after its workers have started
-        train(config, "x")
+        train(config)
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
         events = [json.loads(line) for line in lines]
         speeds = [e["images_per_second"] for e in events if e["split"] == "train"]

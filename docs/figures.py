@@ -25,7 +25,7 @@ from vision.cli.composition import compose
 from vision.config import parse
 from vision.models.configs import ModelConfig
 from vision.models.cost.count import cost
-from vision.sweeps.results import evaluations, find_runs
+from vision.sweeps.outcome import evaluations, find_runs
 from vision.training.run.run_folder import Run
 from vision.training.run.run_settings import flat
 

@@ -17,9 +17,8 @@ from pydantic.fields import FieldInfo
 
 from vision.cli.app import COMMANDS
 from vision.cli.composition import compose
-from vision.cli.help import Setting, settings, shown
-from vision.cli.listing import CONFIGS, choices
-from vision.config import config_classes
+from vision.cli.listing import CONFIGS, Setting, choices, settings
+from vision.config import config_classes, shown
 
 KINDS = {"model": "train", "data": "train", "tune": "train", "task": "train"}
 """Groups whose choices have different settings, with a command that has each."""

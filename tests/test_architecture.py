@@ -34,7 +34,7 @@ STATIONS = [
 ]
 """The line, from left to right. Neither of two strangers imports the other."""
 STRANGERS = {frozenset(pair) for pair in (("data", "models"), ("training", "inference"))}
-HYDRA = {"cli/application.py", "cli/checks.py", "cli/composition.py"}
+HYDRA = {"cli/application.py", "cli/sweep_checks.py", "cli/composition.py"}
 DOORS = {
     "hydra": HYDRA,
     "omegaconf": HYDRA,

@@ -51,7 +51,7 @@ def test_model_with_static_bias_on_cuda_equals_without(name: str) -> None:
 def test_training_on_cuda_follows_the_cpu(tmp_path: Path, precision: str) -> None:
     for device, kind in (("cpu", "fp32"), ("cuda", precision)):
         config = small_config(tmp_path / device, f"device={device}", f"precision={kind}")
-        assert train(config, "x") == 0
+        assert train(config) == 0
     losses = [[e["loss"] for e in metrics(tmp_path / d)] for d in ("cpu", "cuda")]
     assert losses[1] == pytest.approx(losses[0], abs=0.05)
 
@@ -59,7 +59,7 @@ def test_training_on_cuda_follows_the_cpu(tmp_path: Path, precision: str) -> Non
 def test_deterministic_training_on_cuda_repeats_to_the_bit(tmp_path: Path) -> None:
     for name in ("first", "second"):
         config = small_config(tmp_path / name, "device=cuda", "deterministic=true")
-        assert train(config, "x") == 0
+        assert train(config) == 0
     first, second = last_tensors(tmp_path / "first"), last_tensors(tmp_path / "second")
     assert all(first[name].equal(second[name]) for name in first)
 
@@ -67,7 +67,7 @@ def test_deterministic_training_on_cuda_repeats_to_the_bit(tmp_path: Path) -> No
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is only one CUDA device")
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_gpus_over_nccl_learn_what_one_learns(tmp_path: Path, parallel: str) -> None:
-    assert train(small_config(tmp_path / "one", "device=cuda"), "x") == 0
+    assert train(small_config(tmp_path / "one", "device=cuda")) == 0
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     arguments = words(tmp_path / "two", "device=cuda", f"parallel={parallel}")
     root = Path(__file__).parents[1]

@@ -39,8 +39,7 @@ from vision.training.run.run_folder import Run
 from vision.training.run.stop import StopRequest
 from vision.training.state import TrainState, start_average
 from vision.training.step import empty_sums, forward_backward, update
-from vision.training.tasks.class_balance import ClassBalance
-from vision.training.tasks.classification import loss_and_sums
+from vision.training.tasks.classification import ClassBalance, loss_and_sums
 from vision.training.tasks.probe import Features
 from vision.training.tasks.task import TrainingData, seen_by_task, select_task, with_parts
 from vision.training.tune import freeze

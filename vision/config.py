@@ -41,6 +41,8 @@ Workers = Annotated[int, Field(ge=0, le=2**10)]
 """Number of processes; 0: the main process alone."""
 Side = Annotated[int, Field(ge=1, le=2**14)]
 """Pixels or tokens along a side."""
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 """A fraction that is dropped; 1 would drop everything."""
@@ -202,6 +204,14 @@ def shorten(names: Sequence[str], limit: int = 5) -> str:
 def abridged(text: str, limit: int = 300) -> str:
     """Return a text for a message, without the middle of a very long one."""
     return text if len(text) <= limit else f"{text[: limit - 20]} … {text[-20:]}"
+
+
+def shown(value: Any) -> str:
+    """Return a value as it is written on the command line."""
+    if isinstance(value, str):
+        return value
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=str)
+    return text.replace('"', "")
 
 
 def field_paths(kind: Any) -> list[str]:

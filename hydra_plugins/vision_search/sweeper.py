@@ -89,8 +89,8 @@ class SearchSweeper(Sweeper):
         """Check the settings, then run the study; returns the objectives of the best trials."""
         from vision.cli.app import COMMANDS
         from vision.cli.application import Job
-        from vision.cli.checks import check_jobs
         from vision.cli.composition import Composer
+        from vision.cli.sweep_checks import check_jobs
 
         assert self.config is not None and self.hydra_context is not None
         import_optuna()

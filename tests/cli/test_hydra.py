@@ -40,7 +40,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
     """The settings and working directory of every training."""
     calls: Trained = []
 
-    def train(config: TrainConfig, label: str) -> int:
+    def train(config: TrainConfig) -> int:
         run = Run(Path(config.output) / config.name)
         if run.decision(config) == "finished":
             return 0
@@ -480,8 +480,8 @@ def test_searchpath_setting(capsys: pytest.CaptureFixture[str]) -> None:
 # Errors and exit codes
 
 
-def failing(error: BaseException | int) -> Callable[[TrainConfig, str], int]:
-    def train(config: TrainConfig, label: str) -> int:
+def failing(error: BaseException | int) -> Callable[[TrainConfig], int]:
+    def train(config: TrainConfig) -> int:
         if isinstance(error, int):
             return error
         raise error
@@ -534,10 +534,10 @@ def test_sweep_with_a_failed_job_ends_with_code_1_after_the_others(
 
     finish = loop.train
 
-    def train(config: TrainConfig, label: str) -> int:
+    def train(config: TrainConfig) -> int:
         if config.seed == 1:
             raise ConfigError("not with this seed")
-        return finish(config, label)
+        return finish(config)
 
     monkeypatch.setattr(loop, "train", train)
     assert main(["train", "-m", "hydra/launcher=basic", "seed=1,2"]) == 1

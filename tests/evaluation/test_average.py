@@ -35,7 +35,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "lora": ["tune=lora", "tune.rank=2", "optimizer.learning_rate=2e-2", "seed=2"],
     }
     for name, more in settings.items():
-        assert train(tuned_config(folder / name, folder / "base/run", *more), "x") == 0
+        assert train(tuned_config(folder / name, folder / "base/run", *more)) == 0
     assert main(["train", *words(folder / "swin", *QUICK, model="swin_mini")]) == 0
     return folder
 
@@ -112,7 +112,7 @@ def test_a_soup_opens_everywhere(runs: Path, tmp_path: Path, capsys: Capture) ->
     assert stored["top1"] == pytest.approx(report["metrics"]["top1"])
     assert vision.load(str(output)).opened.class_names == open_model(members(runs)[0]).class_names
     config = tuned_config(tmp_path, output, "duration=1steps", "schedule.warmup=0steps")
-    assert train(config, "x") == 0
+    assert train(config) == 0
 
 
 @pytest.mark.parametrize("metric", ["top1", "loss"])
@@ -180,7 +180,7 @@ def test_wise_without_a_head_in_the_start_keeps_that_of_the_result(
     images = folder_of_images(tmp_path / "images", 12)
     other = ["data=folder", f"data.root={images}", "data.val_fraction=0.25"]
     config = tuned_config(tmp_path / "other", runs / "base/run", *other, data=False)
-    assert train(config, "x") == 0
+    assert train(config) == 0
     output = tmp_path / "wise.safetensors"
     result = tmp_path / "other/run"
     given = [*SMALL, str(result), "method=wise", "alpha=0", f"output={output}"]

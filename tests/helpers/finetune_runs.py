@@ -29,7 +29,7 @@ TUNED = {
 def base_run(folder: Path, *more: str, model: str = "vit_mini") -> Path:
     """Train a small model for a few steps; returns the run's folder."""
     values, _ = compose("train", words(folder, "duration=6steps", *more, model=model))
-    assert train(parse(TrainConfig, values), "x") == 0
+    assert train(parse(TrainConfig, values)) == 0
     return folder / "run"
 
 

@@ -40,7 +40,7 @@ def join(processes: list[ForkProcess]) -> list[int | None]:
 
 def train_forked(config: TrainConfig) -> None:
     """Train, and exit with the code of `train.py`."""
-    sys.exit(train(config, "x"))
+    sys.exit(train(config))
 
 
 def _call(

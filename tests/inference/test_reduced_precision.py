@@ -37,7 +37,7 @@ TYPES = {"fp16": onnx.TensorProto.FLOAT16, "int8": onnx.TensorProto.INT8}
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that has learned something in a few seconds."""
     folder = tmp_path_factory.mktemp("trained")
-    assert train(small_config(folder, *TRAINED), label="") == 0
+    assert train(small_config(folder, *TRAINED)) == 0
     return folder / "run"
 
 

@@ -22,7 +22,7 @@ from started_runs import start_training, wait_for_step
 from vision.config import ConfigError
 from vision.sweeps.compare import Comparison, compare
 from vision.sweeps.compare_report import csv_text, json_text, latex_text, table_text
-from vision.sweeps.results import find_runs
+from vision.sweeps.outcome import find_runs
 from vision.training.loop import train
 
 ROOT = Path(__file__).parents[2]
@@ -306,7 +306,7 @@ def test_killed_run_tells_step_and_time_from_its_newest_checkpoint(tmp_path: Pat
     before = run.seconds
     # Time adds up over a resume.
     settings[0] = f"duration={run.step + 2}steps"
-    assert train(small_config(tmp_path, *settings, "allow_changes=true"), "x") == 0
+    assert train(small_config(tmp_path, *settings, "allow_changes=true")) == 0
     (run,) = compared(tmp_path).groups[0].runs
     assert run.finished and run.seconds is not None and run.seconds > before
     assert run.parameters == stored_status(tmp_path)["parameters"] > 1000

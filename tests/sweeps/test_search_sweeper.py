@@ -20,8 +20,9 @@ from small_runs import words
 from vision.cli.app import main
 from vision.cli.composition import compose
 from vision.config import parse
+from vision.evaluation.configs import LOWER_IS_BETTER
 from vision.training.configs import TrainConfig
-from vision.training.run.run_folder import LOWER_IS_BETTER, PREEMPTED
+from vision.training.run.run_folder import PREEMPTED
 
 ROOT = Path(__file__).parents[2]
 RATE = "optimizer.learning_rate=tag(log,interval(1e-4,1e-1))"

@@ -272,7 +272,7 @@ def test_job_of_a_sweep_is_requeued_if_slurm_preempts_it(
 @pytest.mark.slow
 def test_two_nodes_learn_what_one_process_learns(tmp_path: Path) -> None:
     settings = ["ema=0.9", "duration=8steps"]
-    assert train(small_config(tmp_path / "one", *settings), "x") == 0
+    assert train(small_config(tmp_path / "one", *settings)) == 0
     job = start_job(tmp_path, *words(tmp_path / "two", *settings), PYTHON=sys.executable)
     output, _ = job.communicate(timeout=300)
     assert job.returncode == 0, output

@@ -62,7 +62,7 @@ def trace(monkeypatch: pytest.MonkeyPatch, folder: Path) -> tuple[int, Trace]:
 
     with monkeypatch.context() as noting:
         noting.setattr(loop, "forward_backward", noted)
-        code = train(config_of(folder), "x")
+        code = train(config_of(folder))
     found[STEPS] = best_step(folder)
     return code, found
 
@@ -81,7 +81,7 @@ def kill_before(
     with monkeypatch.context() as patched:
         patched.setattr(loop, name, killing)
         with pytest.raises(Killed):
-            train(config, "x")
+            train(config)
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def test_run_stopped_in_a_step_that_is_evaluated_evaluates_it_when_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: tuple[Path, Trace], step: int
 ) -> None:
     stop_after(monkeypatch, [step - 1])
-    assert train(config_of(tmp_path), "x") == PREEMPTED
+    assert train(config_of(tmp_path)) == PREEMPTED
     assert status(tmp_path)["status"] == "preempted" and status(tmp_path)["step"] == step
     assert all(event["step"] < step for event in metrics(tmp_path, "val") if step > 2)
     code, found = trace(monkeypatch, tmp_path)
@@ -161,7 +161,7 @@ def test_run_killed_before_it_stores_a_repeated_evaluation_logs_it_once(
     step = improvements(whole[1])[1]
     with monkeypatch.context() as stopping:
         stop_after(stopping, [step - 1])
-        assert train(config_of(tmp_path), "x") == PREEMPTED
+        assert train(config_of(tmp_path)) == PREEMPTED
     kill_before(monkeypatch, "write_checkpoint", lambda *_: True, config_of(tmp_path))
     assert metrics(tmp_path, "val")[-1]["step"] == step
     code, found = trace(monkeypatch, tmp_path)
@@ -203,14 +203,14 @@ def test_best_one_that_was_removed_is_made_again_or_missed_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stop_after(monkeypatch, [2, 4])
-    assert train(config_of(tmp_path), "x") == PREEMPTED
+    assert train(config_of(tmp_path)) == PREEMPTED
     (checkpoints(tmp_path) / BEST).unlink()
-    assert train(config_of(tmp_path), "x") == PREEMPTED
+    assert train(config_of(tmp_path)) == PREEMPTED
     assert best_step(tmp_path) == 2
     (checkpoints(tmp_path) / BEST).unlink()
     step_path(checkpoints(tmp_path), 2).unlink()
     capsys.readouterr()
-    assert train(config_of(tmp_path), "x") == 0
+    assert train(config_of(tmp_path)) == 0
     assert "step_00000002.safetensors" in capsys.readouterr().out
     assert best_step(tmp_path) is not None
 
@@ -264,11 +264,11 @@ def test_fine_tuning_after_a_probe_that_was_killed_ends_in_the_same_bits(
     source = base_run(tmp_path / "source")
     more = ["recipe=probe_then_finetune", "probe_first.duration=6steps", "duration=4steps"]
     more += ["evaluate_every=3steps", "checkpoint.best=loss"]
-    assert train(tuned_config(tmp_path / "whole", source, *more), "x") == 0
+    assert train(tuned_config(tmp_path / "whole", source, *more)) == 0
     config = tuned_config(tmp_path / "killed", source, *more)
     probe = "run/probe/checkpoints/step_00000006.safetensors"
     kill_before(monkeypatch, "mark_best", lambda *_: (tmp_path / "killed" / probe).exists(), config)
-    assert train(config, "x") == 0
+    assert train(config) == 0
     ends = [weights_of(tmp_path / name / "run" / "probe") for name in ("whole", "killed")]
     assert_same_bits(*ends)
     assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "killed"))

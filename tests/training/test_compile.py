@@ -23,7 +23,7 @@ def test_train_compiled_has_the_losses_of_eager_mode(tmp_path: Path, model: str)
         torch.compiler.reset()
         torch._dynamo.utils.counters.clear()
         config = small_config(tmp_path / name, *settings, f"compile={compiled}", model=model)
-        assert train(config, "x") == 0
+        assert train(config) == 0
         graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         assert (graphs > 0) == (name == "compiled")
     for split in ("train", "val", "val_ema"):
@@ -37,7 +37,7 @@ def test_train_compiled_has_the_losses_of_eager_mode(tmp_path: Path, model: str)
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_processes_compiled_learn_what_one_learns(tmp_path: Path, parallel: str) -> None:
     settings = ["duration=6steps", "max_batch_per_device=4", f"parallel={parallel}"]
-    assert train(small_config(tmp_path / "one", *settings, model="swin_mini"), "x") == 0
+    assert train(small_config(tmp_path / "one", *settings, model="swin_mini")) == 0
     process = torchrun(tmp_path / "two", *settings, "compile=true", model="swin_mini")
     output, _ = process.communicate(timeout=280)
     assert process.returncode == 0, output

@@ -28,7 +28,7 @@ FILTERS = "model.patch_embed.whitening.weight"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whitened")
-    assert train(small_config(folder, *WHITENED), "x") == 0
+    assert train(small_config(folder, *WHITENED)) == 0
     return folder
 
 
@@ -50,8 +50,8 @@ def test_resumed_run_ends_in_the_same_bits(
     with monkeypatch.context() as patched:
         patched.setattr(loop, "write_checkpoint", _save_and_stop(loop.write_checkpoint))
         with pytest.raises(KeyboardInterrupt):
-            train(small_config(tmp_path, *WHITENED), "x")
-    assert train(small_config(tmp_path, *WHITENED), "x") == 0
+            train(small_config(tmp_path, *WHITENED))
+    assert train(small_config(tmp_path, *WHITENED)) == 0
     assert_same_bits(last_tensors(run), last_tensors(tmp_path))
 
 
@@ -80,7 +80,7 @@ def test_fine_tuning_keeps_the_whitening(run: Path, tmp_path: Path) -> None:
     for tune in ("all", "partial", "lora"):
         parts = ["tune.parts=[patch_embed]"] if tune == "partial" else []
         config = small_config(tmp_path / tune, *start, f"tune={tune}", *parts)
-        assert train(config, "x") == 0
+        assert train(config) == 0
         assert last_tensors(tmp_path / tune)[FILTERS].equal(last_tensors(run)[FILTERS])
 
 

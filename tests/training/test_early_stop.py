@@ -59,8 +59,8 @@ def test_a_run_ends_where_its_evaluations_say(
     patience: int, delta: float, more: list[str], tmp_path: Path
 ) -> None:
     config = stopping(tmp_path, patience, delta, *more)
-    assert train(config, "x") == 0
-    assert train(small_config(tmp_path / "whole", *PLATEAU, *more), "x") == 0
+    assert train(config) == 0
+    assert train(small_config(tmp_path / "whole", *PLATEAU, *more)) == 0
     split, metric = ("val" if config.ema is None else "val_ema"), config.checkpoint.best
     values = [(e["step"], e[metric]) for e in metrics(tmp_path / "whole", split)]
     end = expected_end(values, patience, delta, lower=metric == "loss")
@@ -79,12 +79,12 @@ def test_a_resumed_run_ends_at_the_same_step_with_the_same_files(
     kills: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = ["optimizer.learning_rate=3e-3"]
-    assert train(stopping(tmp_path / "a", 3, 0.3, *more), "x") == 0
+    assert train(stopping(tmp_path / "a", 3, 0.3, *more)) == 0
     stop_after(monkeypatch, kills)
     config = stopping(tmp_path / "b", 3, 0.3, *more)
     for _ in kills:
-        assert train(config, "x") == 75
-    assert train(config, "x") == 0
+        assert train(config) == 75
+    assert train(config) == 0
     first, second = status(tmp_path / "a"), status(tmp_path / "b")
     assert 2 < first["step"] < 30
     timed = ("seconds",)
@@ -104,21 +104,21 @@ def test_a_run_killed_before_it_is_finished_ends_at_once(
     with monkeypatch.context() as patch:
         patch.setattr(TrainState, "reason_to_end", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            train(config, "x")
+            train(config)
     before = last_tensors(tmp_path)
-    assert train(config, "x") == 0
+    assert train(config) == 0
     assert status(tmp_path)["step"] == 6
     assert_same_bits(before, last_tensors(tmp_path))
 
 
 def test_a_finished_run_goes_on_with_another_patience(tmp_path: Path) -> None:
-    assert train(stopping(tmp_path, 1, 0.5), "x") == 0
+    assert train(stopping(tmp_path, 1, 0.5)) == 0
     early = status(tmp_path)["step"]
-    assert train(stopping(tmp_path, 1, 0.5), "x") == 0  # finished already
+    assert train(stopping(tmp_path, 1, 0.5)) == 0  # finished already
     assert status(tmp_path)["step"] == early
     with pytest.raises(ConfigError, match=r"stop_early\.patience: 1 → 4"):
-        train(stopping(tmp_path, 4, 0.5), "x")
-    assert train(stopping(tmp_path, 4, 0.5, "allow_changes=true"), "x") == 0
+        train(stopping(tmp_path, 4, 0.5))
+    assert train(stopping(tmp_path, 4, 0.5, "allow_changes=true")) == 0
     assert status(tmp_path)["step"] == early + 6
 
 

@@ -12,8 +12,7 @@ from started_runs import torchrun, wait_for_step
 
 from vision.config import ConfigError
 from vision.data.order import BatchOrder, evaluation_requests, training_requests
-from vision.training.elastic import BinaryCounter, sum_over_processes
-from vision.training.elastic_settings import virtual_ranks_of_each
+from vision.training.elastic import BinaryCounter, sum_over_processes, virtual_ranks_of_each
 from vision.training.loop import train
 from vision.training.run.distributed import world
 
@@ -140,7 +139,7 @@ def test_gradient_of_virtual_ranks_is_that_of_the_whole_batch(tmp_path: Path) ->
     """Without anything random, a run with virtual ranks agrees with the usual one to rounding."""
     losses = []
     for name, more in (("plain", []), ("virtual", ["elastic=4", "max_batch_per_device=auto"])):
-        assert train(small_config(tmp_path / name, "duration=6steps", *more), "x") == 0
+        assert train(small_config(tmp_path / name, "duration=6steps", *more)) == 0
         losses.append(status(tmp_path / name)["best"])
     assert losses[1] == pytest.approx(losses[0], abs=1e-3)
 
@@ -157,7 +156,7 @@ def resized(folder: Path, model: str, settings: list[str], sizes: list[int]) -> 
 
 
 def test_one_process_and_two_end_in_the_same_bits(tmp_path: Path) -> None:
-    assert train(small_config(tmp_path / "one", *RICH, *VIRTUAL), "x") == 0
+    assert train(small_config(tmp_path / "one", *RICH, *VIRTUAL)) == 0
     config = small_config(tmp_path / "two", *RICH, *VIRTUAL)
     assert join(fork(2, train_forked, config)) == [0, 0]
     assert_same_run(tmp_path / "one", tmp_path / "two")

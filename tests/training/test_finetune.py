@@ -54,7 +54,7 @@ def test_frozen_parameters_keep_every_bit_and_have_no_optimiser_state(
 ) -> None:
     source: Path = request.getfixturevalue(family)
     more = ["model.drop_path=0.2", "model.dropout=0.1", *TUNED[kind]]
-    assert train(tuned_config(tmp_path, source, *more), "x") == 0
+    assert train(tuned_config(tmp_path, source, *more)) == 0
     before, after = weights_of(source), last_tensors(tmp_path)
     names = {k.removeprefix("model.") for k in after if k.startswith("model.")}
     assert names >= {k.removeprefix("model.") for k in before}
@@ -83,10 +83,10 @@ def test_tuning_stopped_twice_ends_in_the_same_bits(
 ) -> None:
     rich = [] if kind == "head" else RICH[:3]
     more = [*rich, "ema=0.9", *TUNED[kind]]
-    assert train(tuned_config(tmp_path / "whole", pretrained, *more), "x") == 0
+    assert train(tuned_config(tmp_path / "whole", pretrained, *more)) == 0
     stop_after(monkeypatch, [3, 8])
     config = tuned_config(tmp_path / "stopped", pretrained, *more)
-    assert [train(config, "x") for _ in range(3)] == [PREEMPTED, PREEMPTED, 0]
+    assert [train(config) for _ in range(3)] == [PREEMPTED, PREEMPTED, 0]
     assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "stopped"))
     for split in ("train", "val", "val_ema"):
         whole, stopped = (metrics(tmp_path / name, split) for name in ("whole", "stopped"))
@@ -101,9 +101,9 @@ def test_resumed_run_does_not_need_the_weights_that_it_started_from(
     source = base_run(tmp_path / "source")
     config = tuned_config(tmp_path, source, "tune=partial", "tune.blocks=1")
     stop_after(monkeypatch, [4])
-    assert train(config, "x") == PREEMPTED
+    assert train(config) == PREEMPTED
     source.rename(tmp_path / "elsewhere")
-    assert train(config, "x") == 0
+    assert train(config) == 0
     record = read_checkpoint(latest(tmp_path / "run" / "checkpoints")[0]).record
     assert record["load_report"]["source"].startswith(str(source))
 
@@ -112,7 +112,7 @@ def test_run_from_weights_stores_and_prints_the_model_and_the_report(
     tmp_path: Path, pretrained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tuned_config(tmp_path, pretrained, "model.drop_path=0.25", *TUNED["lora"])
-    assert train(config, "x") == 0
+    assert train(config) == 0
     printed = capsys.readouterr().out
     record = read_checkpoint(latest(tmp_path / "run" / "checkpoints")[0]).record
     assert record["config"]["model"]["kind"] == "auto"  # what was asked
@@ -135,7 +135,7 @@ def test_stored_lora_run_opens_as_a_plain_model_with_the_same_logits(
     config = tuned_config(
         tmp_path, pretrained, *TUNED["lora"], "optimizer.learning_rate=0.05", "ema=0.5"
     )
-    assert train(config, "x") == 0
+    assert train(config) == 0
     images = torch.randn(4, 3, 16, 16)
     for weights, prefix in (("raw", "model."), ("ema", "ema.")):
         stored = open_model(tmp_path / "run", weights=weights)  # type: ignore[arg-type]
@@ -158,10 +158,10 @@ def test_stored_lora_run_opens_as_a_plain_model_with_the_same_logits(
 
 
 def test_run_at_a_larger_size_starts_from_a_lora_run(tmp_path: Path, pretrained: Path) -> None:
-    assert train(tuned_config(tmp_path / "first", pretrained, *TUNED["lora"]), "x") == 0
+    assert train(tuned_config(tmp_path / "first", pretrained, *TUNED["lora"])) == 0
     more = ["recipe=higher_resolution", "data.image_size=24", "schedule.warmup=1steps"]
     config = tuned_config(tmp_path / "second", tmp_path / "first" / "run", *more)
-    assert train(config, "x") == 0
+    assert train(config) == 0
     report = json.loads((tmp_path / "second" / "run" / "load_report.json").read_text())
     assert list(report["resized"]) == ["positions.table"]
     assert weights_of(tmp_path / "second" / "run")["model.positions.table"].shape[1] == 1 + 9
@@ -177,7 +177,7 @@ def test_new_classes_get_a_new_head_and_keep_the_rest(tmp_path: Path, pretrained
             Image.new("RGB", (20, 20), (color, color, number)).save(file)
     more = ["data=folder", f"data.root={tmp_path / 'images'}", "data.val_fraction=0.25"]
     config = tuned_config(tmp_path, pretrained, *more, *TUNED["head"], data=False)
-    assert train(config, "x") == 0
+    assert train(config) == 0
     report = json.loads((tmp_path / "run" / "load_report.json").read_text())
     assert sorted(report["new"]) == ["head.bias", "head.weight"]
     assert open_model(tmp_path / "run").class_names == ("dark", "light", "red")
@@ -186,6 +186,6 @@ def test_new_classes_get_a_new_head_and_keep_the_rest(tmp_path: Path, pretrained
 
 def test_named_model_takes_the_weights_of_a_run(tmp_path: Path, pretrained: Path) -> None:
     more = [*explicit_model("vit_mini"), *TUNED["bitfit"]]
-    assert train(tuned_config(tmp_path, pretrained, *more), "x") == 0
+    assert train(tuned_config(tmp_path, pretrained, *more)) == 0
     name = "model.blocks.0.attn.qkv.weight"
     assert last_tensors(tmp_path)[name].equal(weights_of(pretrained)[name])

@@ -51,7 +51,7 @@ def test_file_of_timm_is_the_start_with_its_model_and_a_new_head(tmp_path: Path)
     save_file(theirs.state_dict(), tmp_path / "model.safetensors")
     more = ["model.heads=3", "data.image_size=32", "tune=head"]
     config = tuned_config(tmp_path, tmp_path / "model.safetensors", *more)
-    assert train(config, "x") == 0
+    assert train(config) == 0
     report = json.loads((tmp_path / "run" / "load_report.json").read_text())
     assert report["layout"] == "timm ViT"
     assert sorted(report["new"]) == ["head.bias", "head.weight"]
@@ -66,14 +66,14 @@ def test_file_of_timm_is_the_start_with_its_model_and_a_new_head(tmp_path: Path)
 def test_preprocessing_comes_from_the_weights_and_what_is_given_wins_with_a_warning(
     tmp_path: Path, pretrained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train(tuned_config(tmp_path / "auto", pretrained, "duration=2steps"), "x") == 0
+    assert train(tuned_config(tmp_path / "auto", pretrained, "duration=2steps")) == 0
     printed = capsys.readouterr().out
     found = record_of(tmp_path / "auto")["preprocess"]
     assert found["mean"] == [0.5, 0.5, 0.5]
     assert str(pretrained) in found["origin"]["mean"]
     assert "warning" not in printed and "mean 0.5, 0.5, 0.5" in printed
     more = ["duration=2steps", "preprocess.mean=[0.4,0.4,0.4]"]
-    assert train(tuned_config(tmp_path / "given", pretrained, *more), "x") == 0
+    assert train(tuned_config(tmp_path / "given", pretrained, *more)) == 0
     found = record_of(tmp_path / "given")["preprocess"]
     assert (found["mean"], found["std"]) == ([0.4, 0.4, 0.4], [0.5, 0.5, 0.5])
     assert found["origin"]["mean"] == "the config"
@@ -101,7 +101,7 @@ def test_size_of_the_images_comes_from_the_weights_unless_it_is_given(
         size = ["model.patch_size=8", "model.width=24", "model.depth=1"]
         more += ["model.heads=3", *(size if model == "named" else [])]
     asked = [*more, "data.image_size=auto"]
-    assert train(tuned_config(tmp_path / "auto", place, *asked, data=False), "x") == 0
+    assert train(tuned_config(tmp_path / "auto", place, *asked, data=False)) == 0
     found = record_of(tmp_path / "auto")["preprocess"]
     side = 16 if own else 24
     assert found["image_size"] == [side, side]
@@ -109,7 +109,7 @@ def test_size_of_the_images_comes_from_the_weights_unless_it_is_given(
     printed = " ".join(capsys.readouterr().out.split())
     assert f"image size {side} × {side} (from the weights)" in printed
     given = [*more, "data.image_size=32"]
-    assert train(tuned_config(tmp_path / "given", place, *given, data=False), "x") == 0
+    assert train(tuned_config(tmp_path / "given", place, *given, data=False)) == 0
     assert record_of(tmp_path / "given")["preprocess"]["image_size"] == [32, 32]
     printed = " ".join(capsys.readouterr().out.split())
     assert f"size trained on {side} × {side} pixels; this run has 32 × 32" in printed
@@ -125,7 +125,7 @@ def test_run_with_as_many_other_classes_gets_a_new_head(tmp_path: Path, pretrain
     init, new = pretrained, []
     for name, root in (("first", images), ("same", images), ("others", others)):
         config = tuned_config(tmp_path / name, init, *short, f"data.root={root}", data=False)
-        assert train(config, "x") == 0
+        assert train(config) == 0
         new.append(sorted(record_of(tmp_path / name)["load_report"]["new"]))
         init = tmp_path / name / "run"
     assert new == [["head.bias", "head.weight"], [], ["head.bias", "head.weight"]]
@@ -136,7 +136,7 @@ def test_probe_comes_first_and_its_head_is_what_fine_tuning_starts_with(
 ) -> None:
     more = ["recipe=probe_then_finetune", "probe_first.duration=10steps", "augment=deit"]
     config = tuned_config(tmp_path / "whole", pretrained, *more)
-    assert train(config, "x") == 0
+    assert train(config) == 0
     whole = tmp_path / "whole" / "run"
     assert Run(whole / "probe").status()["status"] == "finished"
     assert len(list((tmp_path / "whole" / ".features").glob("train-*.npy"))) == 1
@@ -150,10 +150,10 @@ def test_probe_comes_first_and_its_head_is_what_fine_tuning_starts_with(
     # Stopped in the probe and in the run after it, both go on.
     stop_after(monkeypatch, [4, 9, 5])
     config = tuned_config(tmp_path / "stopped", pretrained, *more)
-    assert [train(config, "x") for _ in range(4)] == [PREEMPTED, PREEMPTED, PREEMPTED, 0]
+    assert [train(config) for _ in range(4)] == [PREEMPTED, PREEMPTED, PREEMPTED, 0]
     for name, tensor in last_tensors(tmp_path / "whole").items():
         assert last_tensors(tmp_path / "stopped")[name].equal(tensor), name
-    assert train(config, "x") == 0  # finished: neither is trained again
+    assert train(config) == 0  # finished: neither is trained again
     assert status(tmp_path / "stopped")["status"] == "finished"
 
 
@@ -161,7 +161,7 @@ def test_run_killed_before_its_first_checkpoint_starts_from_the_probe_again(
     tmp_path: Path, pretrained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = ["recipe=probe_then_finetune", "probe_first.duration=4steps", "duration=2steps"]
-    assert train(tuned_config(tmp_path / "whole", pretrained, *more), "x") == 0
+    assert train(tuned_config(tmp_path / "whole", pretrained, *more)) == 0
     config = tuned_config(tmp_path / "killed", pretrained, *more)
     original = loop.forward_backward
 
@@ -172,9 +172,9 @@ def test_run_killed_before_its_first_checkpoint_starts_from_the_probe_again(
 
     monkeypatch.setattr(loop, "forward_backward", killed)
     with pytest.raises(KeyboardInterrupt):
-        train(config, "x")
+        train(config)
     monkeypatch.undo()
-    assert train(config, "x") == 0
+    assert train(config) == 0
     assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "killed"))
 
 
@@ -182,10 +182,10 @@ def test_run_killed_before_its_first_checkpoint_starts_from_the_probe_again(
 def test_baseline_is_tuned_from_a_run_with_its_statistics_kept(tmp_path: Path, kind: str) -> None:
     baseline = ["model=timm", "model.name=resnet10t", "data.image_size=32"]
     config = tuned_config(tmp_path / "base", "nowhere", *baseline, "init=null", "duration=3steps")
-    assert train(config, "x") == 0
+    assert train(config) == 0
     source = tmp_path / "base" / "run"
     config = tuned_config(tmp_path / "tuned", source, *baseline, f"tune={kind}", "duration=4steps")
-    assert train(config, "x") == 0
+    assert train(config) == 0
     before, after = weights_of(source), last_tensors(tmp_path / "tuned")
     changed = {k for k in before if not after[k].equal(before[k])}
     if kind == "head":
@@ -200,7 +200,7 @@ def test_baseline_from_a_file_of_timm_gets_a_new_head(tmp_path: Path) -> None:
     torch.save({"state_dict": theirs.state_dict(), "arch": "resnet10t"}, tmp_path / "model.pth")
     more = ["model=timm", "model.name=resnet10t", "data.image_size=32", "tune=head"]
     config = tuned_config(tmp_path, tmp_path / "model.pth", *more, "duration=2steps")
-    assert train(config, "x") == 0
+    assert train(config) == 0
     report = record_of(tmp_path)["load_report"]
     assert sorted(report["new"]) == ["model.fc.bias", "model.fc.weight"]
     assert report["integrity"] == "checksums match"
@@ -209,12 +209,12 @@ def test_baseline_from_a_file_of_timm_gets_a_new_head(tmp_path: Path) -> None:
     other = ["model=timm", "model.name=resnet18"]
     config = tuned_config(tmp_path / "other", tmp_path / "model.pth", *other)
     with pytest.raises(ConfigError, match="do not fit the model"):
-        train(config, "x")
+        train(config)
 
 
 def test_parts_are_trained_by_their_names(tmp_path: Path, pretrained: Path) -> None:
     more = ["tune=partial", "tune.blocks=0", "tune.parts=[blocks.*.attn,patch_embed]"]
-    assert train(tuned_config(tmp_path, pretrained, *more, "duration=3steps"), "x") == 0
+    assert train(tuned_config(tmp_path, pretrained, *more, "duration=3steps")) == 0
     before, after = weights_of(pretrained), last_tensors(tmp_path)
     changed = {k.removeprefix("model.") for k in before if not after[k].equal(before[k])}
     named = ("head.", "patch_embed.", "blocks.0.attn.", "blocks.1.attn.")
@@ -245,7 +245,7 @@ def test_start_that_cannot_be_is_refused_with_what_to_do(
     tmp_path: Path, pretrained: Path, words: str
 ) -> None:
     with pytest.raises((ConfigError, CheckpointError)) as caught:
-        train(tuned_config(tmp_path, pretrained, *words.split()), "x")
+        train(tuned_config(tmp_path, pretrained, *words.split()))
     assert WRONG[words] in str(caught.value)
     assert not (tmp_path / "run" / "status.json").exists()
 
@@ -255,7 +255,7 @@ def test_weights_of_another_model_are_refused_with_the_names(
 ) -> None:
     config = tuned_config(tmp_path, pretrained, *explicit_model("vit_mini"), "model.depth=3")
     with pytest.raises(ConfigError, match=r"blocks\.2"):
-        train(config, "x")
+        train(config)
 
 
 def test_models_name_weights_that_timm_has() -> None:
@@ -293,7 +293,7 @@ def test_two_processes_tune_as_one_does(
 
     source = base_run(tmp_path / "base", model=model)
     more = [*words, f"parallel={parallel}", "ema=0.9", "duration=8steps"]
-    assert train(tuned_config(tmp_path / "one", source, *more), "x") == 0
+    assert train(tuned_config(tmp_path / "one", source, *more)) == 0
     settings = ["model=auto", f"init={source}", *SMALL_SHAPES, *SMALL, "name=run", *more]
     launch = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "train.py"]
     process = start(sys.executable, *launch, *settings, f"output={tmp_path / 'two'}")

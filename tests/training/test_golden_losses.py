@@ -41,7 +41,7 @@ def losses(name: str, folder: Path) -> list[float]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        assert train(small_config(folder, *SETTINGS, *more, model=model), "x") == 0
+        assert train(small_config(folder, *SETTINGS, *more, model=model)) == 0
     finally:
         torch.set_num_threads(threads)
     splits = ("train", "val", "val_ema")

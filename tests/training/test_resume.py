@@ -34,7 +34,7 @@ def kill_and_resume(
         wait_for_step(folder, step, process)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    assert train(small_config(folder, *settings, model=model), "x") == 0
+    assert train(small_config(folder, *settings, model=model)) == 0
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_run_killed_in_an_epoch_ends_in_the_same_bits(
     tmp_path: Path, workers: int, steps: list[int], optimizer: list[str]
 ) -> None:
     settings = [*RICH, *optimizer, "max_batch_per_device=4", f"loader.workers={workers}"]
-    assert train(small_config(tmp_path / "whole", *settings), "x") == 0
+    assert train(small_config(tmp_path / "whole", *settings)) == 0
     kill_and_resume(tmp_path / "killed", settings, steps)
     assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "killed"))
     for split in ("train", "val", "val_ema"):
@@ -70,7 +70,7 @@ def test_run_of_another_task_killed_in_an_epoch_ends_in_the_same_bits(
     tmp_path: Path, task: str
 ) -> None:
     settings = [*RICH, *TASKS[task](tmp_path), "max_batch_per_device=4", "precision=bf16"]
-    assert train(small_config(tmp_path / "whole", *settings), "x") == 0
+    assert train(small_config(tmp_path / "whole", *settings)) == 0
     kill_and_resume(tmp_path / "killed", settings, [8])
     assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "killed"))
 
@@ -80,7 +80,7 @@ def test_run_of_another_task_killed_in_an_epoch_ends_in_the_same_bits(
 def test_run_killed_many_times_at_random_ends_in_the_same_bits(tmp_path: Path, model: str) -> None:
     settings = [*RICH, "max_batch_per_device=4", "checkpoint.every=1steps"]
     steps = sorted(random.Random(model).sample(range(1, 19), 4))
-    assert train(small_config(tmp_path / "whole", *settings, model=model), "x") == 0
+    assert train(small_config(tmp_path / "whole", *settings, model=model)) == 0
     kill_and_resume(tmp_path / "killed", settings, steps, model)
     assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "killed"))
 
@@ -92,10 +92,10 @@ def test_run_killed_in_the_middle_of_checkpoint_writes_ends_in_the_same_bits(
 ) -> None:
     large = ["model.width=256", "max_batch_per_device=4"]  # so that a write takes a while
     settings = [*RICH, *large, "checkpoint.every=1steps", f"loader.workers={workers}"]
-    assert train(small_config(tmp_path / "whole", *settings), "x") == 0
+    assert train(small_config(tmp_path / "whole", *settings)) == 0
     halves = sum(killed_while_saving(tmp_path / "killed", settings) for _ in range(4))
     assert halves >= 2  # else the test kills at the wrong moments
-    assert train(small_config(tmp_path / "killed", *settings), "x") == 0
+    assert train(small_config(tmp_path / "killed", *settings)) == 0
     assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "killed"))
     assert not half_written(tmp_path / "killed")
 
@@ -126,14 +126,14 @@ def test_second_interrupt_ends_the_run_at_once_and_it_goes_on_to_the_same_bits(
             signal.raise_signal(signal.SIGINT)
         return real(*arguments)
 
-    assert train(small_config(tmp_path / "whole", *RICH), "x") == 0
+    assert train(small_config(tmp_path / "whole", *RICH)) == 0
     monkeypatch.setattr(loop, "forward_backward", interrupted_twice)
     assert main(["train", *words(tmp_path / "ended", *RICH)]) == 128 + signal.SIGINT
     assert "interrupted" in capsys.readouterr().err
     assert status(tmp_path / "ended")["status"] == "failed"
     assert status(tmp_path / "ended")["step"] == 7  # nothing more was done, nor saved
     monkeypatch.undo()
-    assert train(small_config(tmp_path / "ended", *RICH), "x") == 0
+    assert train(small_config(tmp_path / "ended", *RICH)) == 0
     assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "ended"))
 
 
@@ -160,8 +160,8 @@ def test_run_asked_to_stop_saves_exits_75_and_goes_on_to_the_same_bits(
     assert 3 <= stopped["step"] < 300
     assert f"Stopped after step {stopped['step']} ({number.name})" in output
     if number is signal.SIGTERM:
-        assert train(small_config(tmp_path / "whole", *settings), "x") == 0
-        assert train(small_config(tmp_path / "stopped", *settings), "x") == 0
+        assert train(small_config(tmp_path / "whole", *settings)) == 0
+        assert train(small_config(tmp_path / "stopped", *settings)) == 0
         assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "stopped"))
 
 
@@ -169,14 +169,14 @@ def test_newest_checkpoint_damaged_falls_back_to_the_one_before_with_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = [*RICH, "checkpoint.every=2steps"]
-    assert train(small_config(tmp_path / "whole", *settings), "x") == 0
+    assert train(small_config(tmp_path / "whole", *settings)) == 0
     process = start_training(tmp_path / "broken", *settings)
     wait_for_step(tmp_path / "broken", 9, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     newest = sorted((tmp_path / "broken" / "run" / "checkpoints").glob("step_*"))[-1]
     newest.write_bytes(newest.read_bytes()[:-100])
-    assert train(small_config(tmp_path / "broken", *settings), "x") == 0
+    assert train(small_config(tmp_path / "broken", *settings)) == 0
     assert newest.name in capsys.readouterr().out
     assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "broken"))
 
@@ -187,14 +187,14 @@ def test_run_with_timms_muon_is_not_resumed_with_this_projects(
     """Earlier versions had timm's under the name muon; it stores what its variant nmuon does."""
     stop_after(monkeypatch, [2])
     settings = ["duration=8steps", "optimizer.name=nmuon"]
-    assert train(small_config(tmp_path, *settings), "x") == PREEMPTED
+    assert train(small_config(tmp_path, *settings)) == PREEMPTED
     (file,) = latest(tmp_path / "run" / "checkpoints")
     stored = read_checkpoint(file)
     stored.record["config"]["optimizer"]["name"] = "muon"
     write_checkpoint(file, stored.tensors, stored.record)
     again = small_config(tmp_path, "duration=8steps", "optimizer.name=muon", "allow_changes=true")
     with pytest.raises(ConfigError, match=r"started with timm's muon .*another name"):
-        train(again, "x")
+        train(again)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_two_processes_learn_what_one_learns(
     """Without mixing and dropout, which are drawn per process."""
     settings = [*settings, "ema=0.9", "duration=8steps", f"parallel={parallel}"]
     settings += ["channels_last=true", "flip_test=true"]
-    assert train(small_config(tmp_path / "one", *settings, model=model), "x") == 0
+    assert train(small_config(tmp_path / "one", *settings, model=model)) == 0
     # Each of the two takes its half in two parts, too.
     process = torchrun(tmp_path / "two", *settings, "max_batch_per_device=2", model=model)
     output, _ = process.communicate(timeout=300)
@@ -249,7 +249,7 @@ def test_two_processes_learn_another_task_as_one_does(
 
 def test_run_of_two_processes_goes_on_in_one(tmp_path: Path) -> None:
     settings = ["duration=8steps", "checkpoint.every=2steps"]
-    assert train(small_config(tmp_path / "one", *settings), "x") == 0
+    assert train(small_config(tmp_path / "one", *settings)) == 0
     process = torchrun(tmp_path / "two", *settings)
     wait_for_step(tmp_path / "two", 4, process)
     # Its workers have process groups of their own, and would go on without it.
@@ -257,7 +257,7 @@ def test_run_of_two_processes_goes_on_in_one(tmp_path: Path) -> None:
     for pid in (process.pid, *map(int, children)):
         os.kill(pid, signal.SIGKILL)
     process.wait()
-    assert train(small_config(tmp_path / "two", *settings), "x") == 0
+    assert train(small_config(tmp_path / "two", *settings)) == 0
     one, two = last_tensors(tmp_path / "one"), last_tensors(tmp_path / "two")
     for name in one:
         assert two[name].float().allclose(one[name].float(), rtol=1e-3, atol=1e-5), name

@@ -95,7 +95,7 @@ def _prepare(config: PrepareConfig) -> int:
 def _train(config: TrainConfig) -> int:
     from vision.training.loop import train
 
-    return train(config, label="")
+    return train(config)
 
 
 def _compare(config: CompareConfig) -> int:

@@ -1,7 +1,7 @@
 """The Hydra application of a command: Hydra's options, its words, and the job that it calls.
 
 Hydra composes the settings and starts the job. Before that they are composed and parsed strictly
-(see checks.py): a mistake costs a fraction of a second and no folder.
+(those of a sweep in sweep_checks.py): a mistake costs a fraction of a second and no folder.
 """
 
 import argparse
@@ -24,16 +24,16 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from vision.cli.app import COMMANDS, Choices, Command, uncollected
-from vision.cli.checks import check_run, check_sweep
 from vision.cli.composition import check_settings, checked, composer, first_line, plain, quoted
-from vision.cli.help import command_help
-from vision.cli.listing import CONFIGS
+from vision.cli.listing import CONFIGS, command_help
+from vision.cli.sweep_checks import check_sweep
 from vision.config import ConfigError, UserError, suggest
 from vision.files import exists
 from vision.sweeps.cluster import IN_CLUSTER, cluster_job
 from vision.sweeps.outcome import Objective, RunFailedError, RunPreemptedError, read_outcome
 from vision.training.configs import TrainConfig
-from vision.training.run.run_folder import PREEMPTED, Run
+from vision.training.run.lock import refuse_if_locked
+from vision.training.run.run_folder import PREEMPTED, Run, find_run
 from vision.training.run.stop import Stopped, say_stopped, stopped_at_once
 
 _SWITCH: dict[str, Any] = {"action": "store_true"}
@@ -155,7 +155,7 @@ class Application:
                 elif several:
                     settings = check_sweep(command, yaml, composed, overrides)
                 elif command.config is TrainConfig:
-                    settings = check_run(command, composed)
+                    settings = _check_run(command, composed)
                 else:
                     check_settings(command, composed)
             except ConfigError as error:
@@ -173,10 +173,7 @@ class Application:
 
     def _print_help(self, words: Sequence[str]) -> None:
         with composer(*self._yaml(words)) as yaml:
-            _, composed, mistakes = yaml.compose_usable(words)
-            if mistakes:
-                raise ConfigError("\n".join(mistakes))
-            values, chosen = plain(composed, complete=False)
+            values, chosen = yaml.settings(words, complete=False)
             groups = {g: yaml.options(g) for g in chosen if not g.startswith("hydra/")}
         command = COMMANDS[self.name]
         print(command_help(self.name, command.summary, command.config, values, groups))
@@ -210,6 +207,24 @@ class Application:
             raise ConfigError(text) from error  # settings below hydra
         finally:
             sys.argv = before
+
+
+def _check_run(command: Command, composed: DictConfig) -> dict[str, Any]:
+    """Parse the settings of a run and decide whether it is new, to be resumed, finished or refused.
+
+    Returns Hydra's settings for it: a run that is refused or finished keeps its files as they are.
+    """
+    values, chosen = plain(composed)
+    config = checked(command, values, chosen)
+    assert isinstance(config, TrainConfig)
+    folder = composed.hydra.run.dir
+    run = find_run(config, chosen) if folder == "auto" else Run(Path(folder))
+    place = {"hydra.run.dir": str(run.folder)}
+    first_process = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
+    if run.decision(config) == "finished" or not first_process:
+        return {**place, "hydra.output_subdir": None, "hydra.job_logging.root": None}
+    refuse_if_locked(run)
+    return place
 
 
 class _StandardError:

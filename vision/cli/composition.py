@@ -27,10 +27,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from vision.cli.app import Choices, Command
-from vision.cli.help import shown
 from vision.cli.listing import CONFIGS, unknown_choice
 from vision.cli.synonyms import remedy
-from vision.config import ConfigError, abridged, outputs, parse, suggest
+from vision.config import ConfigError, abridged, outputs, parse, shown, suggest
 from vision.files import unwritable
 
 
@@ -42,10 +41,7 @@ def compose(
     With `complete`, every mandatory value must be there.
     """
     with composer(name) as yaml:
-        _, composed, mistakes = yaml.compose_usable(overrides)
-        if mistakes:
-            raise ConfigError("\n".join(mistakes))
-        return plain(composed, complete)
+        return yaml.settings(overrides, complete)
 
 
 @contextmanager
@@ -208,6 +204,15 @@ class Composer:
             return usable, self._compose_example(usable), mistakes
         except ConfigError as error:
             raise ConfigError("\n".join([*mistakes, str(error)])) from error
+
+    def settings(
+        self, words: Sequence[str], complete: bool = True
+    ) -> tuple[dict[str, Any], Choices]:
+        """The plain settings with these words, and the choice in each group; see `compose`."""
+        _, composed, mistakes = self.compose_usable(words)
+        if mistakes:
+            raise ConfigError("\n".join(mistakes))
+        return plain(composed, complete)
 
     def _compose_example(self, words: Sequence[str]) -> DictConfig:
         return self.compose(expand(self.read(words)[0], all_points=False).words[0])

@@ -13,13 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vision.cli.app import COMMANDS, Choices
-from vision.cli.checks import check_run
 from vision.cli.composition import checked, composer, plain, quoted
-from vision.cli.naming import run_label
 from vision.config import ConfigError
 from vision.data.configs import PythonDataConfig
-from vision.sweeps.outcome import RunPreemptedError
-from vision.sweeps.results import evaluations, read_result
+from vision.sweeps.outcome import RunPreemptedError, evaluations, numbers_of
 from vision.training.configs import TrainConfig
 from vision.training.run.run_folder import PREEMPTED, Run, find_run
 from vision.training.run.run_settings import flat
@@ -92,19 +89,15 @@ def train(
     if dataset is None and (validation is not None or classes is not None):
         named = "validation" if validation is not None else "classes"
         raise ConfigError(f"{named}: only for images that are given as dataset=….")
-    words = [] if isinstance(settings, TrainConfig) else _words(settings, dataset is not None)
-    config = settings if isinstance(settings, TrainConfig) else _composed(words)
+    if isinstance(settings, TrainConfig):
+        config = settings
+        chosen: Choices = {"model": config.model.kind, "data": config.data.kind}
+    else:
+        config, chosen = _composed(_words(settings, dataset is not None))
     given = None
     if dataset is not None:
-        given = _given(config, dataset, validation, classes)
-        identity = {"label": _label(config, given), "fingerprint": given.fingerprint}
-        config = config.model_copy(update={"data": config.data.model_copy(update=identity)})
-        words = [*(f"data.{name}={quoted(value)}" for name, value in identity.items()), *words]
-    if isinstance(settings, TrainConfig):
-        kinds: Choices = {"model": config.model.kind, "data": config.data.kind}
-        run = find_run(config, run_label(config.model_dump(mode="json"), kinds))
-    else:
-        run = _run(words)
+        config, given = _given(config, dataset, validation, classes)
+    run = find_run(config, chosen)
     config = config.model_copy(update={"output": str(run.folder.parent), "name": run.folder.name})
     return _trained(config, run, given)
 
@@ -131,8 +124,8 @@ def _words(settings: Mapping[str, Any] | Sequence[str], given: bool) -> list[str
     return [*words, "data=python"] if given and not chosen else words
 
 
-def _composed(words: Sequence[str]) -> TrainConfig:
-    """The config that words make, or an error with all mistakes."""
+def _composed(words: Sequence[str]) -> tuple[TrainConfig, Choices]:
+    """The config that words make, and the choice in each group; or an error with all mistakes."""
     with composer("train") as yaml:
         _, composed, mistakes = yaml.compose_usable(words)
         mistakes += [
@@ -141,19 +134,13 @@ def _composed(words: Sequence[str]) -> TrainConfig:
             if override.is_sweep_override()
         ]
         try:
-            config: TrainConfig = checked(COMMANDS["train"], *plain(composed))
+            values, chosen = plain(composed)
+            config: TrainConfig = checked(COMMANDS["train"], values, chosen)
         except ConfigError as error:
             mistakes.append(str(error))
     if mistakes:
         raise ConfigError("\n".join(mistakes))
-    return config
-
-
-def _run(words: Sequence[str]) -> Run:
-    """The run of words without a mistake, as the command line names and refuses it."""
-    with composer("train") as yaml:
-        _, composed, _ = yaml.compose_usable(words)
-        return Run(Path(check_run(COMMANDS["train"], composed)["hydra.run.dir"]))
+    return config, chosen
 
 
 def _given(
@@ -161,8 +148,8 @@ def _given(
     dataset: "Dataset",
     validation: "Dataset | None",
     classes: Sequence[str] | None,
-) -> "GivenImages":
-    """The images that a program gives, checked."""
+) -> "tuple[TrainConfig, GivenImages]":
+    """The settings with the name of the images that a program gives, and the images, checked."""
     from vision.data.given import given_images
 
     data = config.data
@@ -183,13 +170,9 @@ def _given(
             f"{given.fingerprint}: they are others than those of these settings. With "
             "data.fingerprint=auto they make another run."
         )
-    return given
-
-
-def _label(config: TrainConfig, given: "GivenImages") -> str:
-    """What the images are called in the name of the run."""
-    assert isinstance(config.data, PythonDataConfig)
-    return given.label if config.data.label == "auto" else config.data.label
+    label = given.label if data.label == "auto" else data.label
+    named = data.model_copy(update={"label": label, "fingerprint": given.fingerprint})
+    return config.model_copy(update={"data": named}), given
 
 
 def _trained(config: TrainConfig, run: Run, given: "GivenImages | None") -> TrainResult:
@@ -200,11 +183,11 @@ def _trained(config: TrainConfig, run: Run, given: "GivenImages | None") -> Trai
 
     state = torch.random.get_rng_state()
     try:
-        code = run_training(config, label="", given=given)
+        code = run_training(config, given)
     finally:
         torch.random.set_rng_state(state)
     if code == PREEMPTED:
         raise RunPreemptedError(f"{run.folder} was stopped and saved; the same call resumes it.")
-    found = read_result(run, evaluations(run), config.checkpoint.best, "auto", "best").numbers
+    found = numbers_of(evaluations(run), config.checkpoint.best, config.ema is not None)
     numbers = {name: value for name, value in found.items() if name not in ("step", "split")}
     return TrainResult(run.folder, config, numbers)

@@ -54,7 +54,8 @@ def info(config: InfoConfig) -> None:
             "init=hf:OWNER/NAME, or name a model (`vision list models`)."
         )
     spec = describe(config.data)
-    result = cost(config.model, spec.image_size, spec.channels, spec.number_of_classes)
+    given = (config.model, spec.image_size, spec.channels, spec.number_of_classes)
+    result = cost(*given)
     memory: dict[int, int] = {}
     if config.world is not None:
         from vision.cli.composition import compose
@@ -62,10 +63,7 @@ def info(config: InfoConfig) -> None:
 
         values, _ = compose("train", ["precision=bf16", f"parallel={config.parallel}"])
         training = parse(TrainConfig, values)
-        size, channels = spec.image_size, spec.channels
-        memory = memory_per_rank(
-            training, config.model, size, channels, spec.number_of_classes, config.world
-        )
+        memory = memory_per_rank(training, *given, config.world)
     if config.format == "json":
         print_result(as_dict(result) | ({"memory_per_rank": memory} if memory else {}))
         return

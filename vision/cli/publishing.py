@@ -1,6 +1,5 @@
 """`vision publish`: an evaluation as usual for the card, then the folder and its upload."""
 
-import sys
 from collections.abc import Callable
 
 from vision.cli.composition import compose
@@ -12,6 +11,7 @@ from vision.inference.publish.configs import PublishConfig
 
 def run(config: PublishConfig, load: Callable[[], Loaded]) -> int:
     """Check what can be refused at once; measure, write and upload; print the outcome."""
+    from vision.checkpoints.open import print_notes
     from vision.evaluation.evaluate_checkpoints import Processes, evaluate_checkpoints
     from vision.inference.publish.hub import check_token
     from vision.inference.publish.publish import publish, published_folder
@@ -29,12 +29,11 @@ def run(config: PublishConfig, load: Callable[[], Loaded]) -> int:
         processes = Processes(pick_device(config.device))
         report = evaluate_checkpoints(_evaluation_of(config), processes)
     elif config.evaluate:
-        _note("the card has no results; data=… names images to measure on.")
+        print_notes(["the card has no results; data=… names images to measure on."])
     result = publish(loaded, config, report, folder)
-    for note in result.notes:
-        _note(note)
+    print_notes(result.notes)
     if config.license is None:
-        _note("the card names no licence; license=apache-2.0 does, or another of the hub.")
+        print_notes(["the card names no licence; license=apache-2.0 does, or another of the hub."])
     print(f"{result.folder}: layout of {result.layout}, opened again with the same probabilities.")
     if result.url is not None:
         print(f"uploaded: {result.url}")
@@ -58,7 +57,3 @@ def _evaluation_of(config: PublishConfig) -> EvalConfig:
     }
     values, _ = compose("eval", ["checkpoint=given"])
     return parse(EvalConfig, values | given)
-
-
-def _note(line: str) -> None:
-    print(f"note: {line}", file=sys.stderr)

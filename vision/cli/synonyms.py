@@ -4,9 +4,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from vision.cli.help import shown
 from vision.cli.listing import CONFIGS
-from vision.config import Config, field_paths
+from vision.config import Config, field_paths, shown
 
 _TIMM_NAME = "timm:vit_small_patch16_224.augreg_in21k_ft_in1k"
 

@@ -23,8 +23,7 @@ from vision.config import ConfigError, shorten
 from vision.data.configs import DataConfig
 from vision.data.preprocess import NAMES
 from vision.evaluation.average_images import AverageImages, average_images
-from vision.evaluation.configs import AverageConfig
-from vision.evaluation.model_metrics import LOWER_IS_BETTER
+from vision.evaluation.configs import LOWER_IS_BETTER, AverageConfig
 from vision.terminal import plain
 
 TRAINING_ONLY = ("dropout", "attention_dropout", "drop_path", "drop_path_schedule", "pretrained")

@@ -1,6 +1,6 @@
 """Settings of `vision eval`. Without torch, so that mistakes are reported at once."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -27,6 +27,14 @@ from vision.data.configs import (
 )
 
 Augmentation = Literal["none", "flip", "five_crop", "ten_crop"]
+
+Metric = Literal[
+    "loss", "top1", "top5", "balanced_accuracy", "macro_f1", "map", "micro_f1", "sample_f1"
+]
+"""A metric on validation images."""
+SHARES = frozenset(get_args(Metric)) - {"loss"}
+"""Metrics between 0 and 1, shown as percentages."""
+LOWER_IS_BETTER = frozenset({"loss", "loss_flipped", "brier"})
 
 HUBS = ("timm:", "hf:")
 """Prefixes of the names of weights on a hub."""
@@ -118,17 +126,7 @@ class AverageConfig(Config):
     """Share of the result with method=wise; 0: the weights that the run started from."""
     init: Place | None
     """The weights that the run started from, with method=wise; null: those of its own `init`."""
-    metric: Literal[
-        "auto",
-        "loss",
-        "top1",
-        "top5",
-        "balanced_accuracy",
-        "macro_f1",
-        "map",
-        "micro_f1",
-        "sample_f1",
-    ]
+    metric: Literal["auto", Metric]
     """Metric that method=greedy goes by; auto: top1, or map for several labels per image."""
     weights: WhichWeights
     """The weights as trained, or their average; auto: the average if there is one."""

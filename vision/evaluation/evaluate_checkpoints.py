@@ -243,24 +243,11 @@ def _model_report(config: EvalConfig, name: str, answers: Answers) -> ModelRepor
 def _metrics(
     config: EvalConfig, answers: Answers, logits: Tensor
 ) -> ModelMetrics | MultiLabelMetrics:
-    opened = answers.model.opened
+    opened, given = answers.model.opened, (logits, answers.labels, answers.model.classes)
+    resamples, seed = config.resamples, config.seed
     if opened.multi_label:
-        return compute_label_metrics(
-            logits,
-            answers.labels,
-            answers.model.classes,
-            opened.thresholds,
-            resamples=config.resamples,
-            seed=config.seed,
-        )
-    return compute_metrics(
-        logits,
-        answers.labels,
-        answers.model.classes,
-        bins=config.bins,
-        resamples=config.resamples,
-        seed=config.seed,
-    )
+        return compute_label_metrics(*given, opened.thresholds, resamples=resamples, seed=seed)
+    return compute_metrics(*given, bins=config.bins, resamples=resamples, seed=seed)
 
 
 def _data_name(data: EvalDataConfig) -> str:

@@ -6,9 +6,8 @@ depend only on the seed and the number of images, so models are compared draw by
 images (paired): how difficult the images of a draw are cancels out of the difference.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vision.evaluation.calibration import Reliability, Scaled, reliability, scale
+from vision.evaluation.configs import LOWER_IS_BETTER
 from vision.evaluation.metrics import (
     ClassMetrics,
     ImageScores,
@@ -28,7 +28,6 @@ from vision.evaluation.metrics import (
 
 Floats = NDArray[np.float64]
 LEVEL = 0.95
-LOWER_IS_BETTER = frozenset({"loss", "brier"})
 METRICS = ("top1", "top5", "balanced_accuracy", "loss", "brier")
 """What is resampled: means over images, and balanced accuracy."""
 MOST_CONFUSED = 100
@@ -53,14 +52,20 @@ class ConfusedPair:
 
 
 @dataclass(frozen=True)
-class ModelMetrics:
-    """The metrics of a model on the images of an evaluation."""
+class Resampled:
+    """Metrics of a model on the images of an evaluation, and their draws of the bootstrap."""
 
     metrics: dict[str, float]
     intervals: dict[str, tuple[float, float]]
     """95 % confidence intervals of the resampled metrics; empty without resamples."""
     draws: dict[str, Floats]
-    """The resampled metrics in every draw of the """
+    """The resampled metrics in every draw."""
+
+
+@dataclass(frozen=True)
+class ModelMetrics(Resampled):
+    """The metrics of images with one class each."""
+
     calibration: Calibration
     classes: list[ClassMetrics]
     confused: list[ConfusedPair]
@@ -120,16 +125,21 @@ def resample(
     draws = {name: np.empty(resamples) for name in METRICS}
     means = [name for name in METRICS if name != "balanced_accuracy"]
     matrix = np.stack([getattr(scores, name).numpy() for name in means])
-    random = np.random.default_rng([seed, images])
-    for draw in range(resamples):
-        times = np.bincount(random.integers(images, size=images), minlength=images)
-        times = times.astype(np.float64)
+    for draw, times in enumerate(drawn_times(images, resamples, seed)):
         for name, value in zip(means, matrix @ times / images, strict=True):
             draws[name][draw] = value
         shown = np.bincount(position, times, len(present))
         right = np.bincount(position, times * scores.top1.numpy(), len(present))
         draws["balanced_accuracy"][draw] = np.mean(right[shown > 0] / shown[shown > 0])
     return draws
+
+
+def drawn_times(images: int, resamples: int, seed: int) -> Iterator[Floats]:
+    """How often each image is in a draw, for every draw of the bootstrap: (images,)."""
+    random = np.random.default_rng([seed, images])
+    for _ in range(resamples):
+        drawn = np.bincount(random.integers(images, size=images), minlength=images)
+        yield drawn.astype(np.float64)
 
 
 def interval(draws: Floats) -> tuple[float, float]:
@@ -145,18 +155,6 @@ def difference(name: str, first: tuple[float, Floats], second: tuple[float, Floa
     gain = -draws if name in LOWER_IS_BETTER else draws
     better = float(np.mean(gain > 0) + np.mean(gain == 0) / 2)
     return Difference(first[0] - second[0], low, high, better, decided=low > 0 or high < 0)
-
-
-class Resampled(Protocol):
-    """Metrics with their draws of the bootstrap."""
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """On all images."""
-
-    @property
-    def draws(self) -> dict[str, Floats]:
-        """In every draw."""
 
 
 def compare(model: Resampled, baseline: Resampled) -> dict[str, Difference]:

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vision.evaluation.model_metrics import Floats, interval
+from vision.evaluation.model_metrics import Floats, Resampled, drawn_times, interval
 
 THRESHOLD = 0.5
 """Threshold of a class that no other is known for."""
@@ -51,14 +51,9 @@ class LabelMetrics:
 
 
 @dataclass(frozen=True)
-class MultiLabelMetrics:
-    """The metrics of a model on the images of an evaluation."""
+class MultiLabelMetrics(Resampled):
+    """The metrics of images with any number of classes."""
 
-    metrics: dict[str, float]
-    intervals: dict[str, tuple[float, float]]
-    """95 % confidence intervals of the resampled metrics; empty without resamples."""
-    draws: dict[str, Floats]
-    """The resampled metrics in every draw."""
     classes: list[LabelMetrics]
 
 
@@ -191,12 +186,9 @@ def compute_label_metrics(
 
 def _resample(scores: Scores, resamples: int, seed: int) -> dict[str, Floats]:
     """Every metric in each draw of the bootstrap; see `vision.evaluation.model_metrics`."""
-    images = len(scores.truth)
-    random = np.random.default_rng([seed, images])
     rows = []
-    for _ in range(resamples):
-        times = np.bincount(random.integers(images, size=images), minlength=images)
-        found = overall_metrics(scores, times=times.astype(np.float64))
+    for times in drawn_times(len(scores.truth), resamples, seed):
+        found = overall_metrics(scores, times=times)
         rows.append([found[name] for name in RESAMPLED])
     return dict(zip(RESAMPLED, np.array(rows).T, strict=True))
 
@@ -206,22 +198,20 @@ def _class_rows(scores: Scores, names: Sequence[str], thresholds: Floats) -> lis
     actual = scores.truth & scores.known
     counts = np.stack([predicted & actual, predicted, actual, scores.known]).sum(axis=1)
     precisions = average_precisions(scores)
-    rows = []
-    for place, (right, said, images, known) in enumerate(counts.T.tolist()):
-        rows.append(
-            LabelMetrics(
-                name=names[place],
-                images=images,
-                known=known,
-                average_precision=float(precisions[place]) if images else None,
-                threshold=float(thresholds[place]),
-                predicted=said,
-                recall=right / images if images else None,
-                precision=right / said if said else None,
-                f1=2 * right / (images + said) if images + said else None,
-            )
+    return [
+        LabelMetrics(
+            name=names[place],
+            images=images,
+            known=known,
+            average_precision=float(precisions[place]) if images else None,
+            threshold=float(thresholds[place]),
+            predicted=said,
+            recall=right / images if images else None,
+            precision=right / said if said else None,
+            f1=2 * right / (images + said) if images + said else None,
         )
-    return rows
+        for place, (right, said, images, known) in enumerate(counts.T.tolist())
+    ]
 
 
 @dataclass(frozen=True)

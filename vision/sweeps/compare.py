@@ -11,10 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vision.config import ConfigError, suggest
+from vision.config import ConfigError, shorten, suggest
+from vision.evaluation.configs import LOWER_IS_BETTER
 from vision.sweeps.configs import CompareConfig
-from vision.sweeps.results import Result, Select, Split, evaluations, find_runs, read_result
-from vision.training.run.run_folder import BY_CLASS, LOWER_IS_BETTER, Run
+from vision.sweeps.outcome import Result, Select, Split, evaluations, find_runs, read_result
+from vision.training.run.run_folder import BY_CLASS, Run
 
 FEW = 4
 """Up to this number, all settings of a part (model, optimizer, …) that differ are shown."""
@@ -145,10 +146,9 @@ def _rank(metric: str, group: RunGroup) -> tuple[bool, bool, float]:
 
 
 def _no_values(results: Sequence[Result], metrics: set[str], metric: str, split: Split) -> str:
-    folders = ", ".join(str(result.folder) for result in results[:3])
-    more = f" and {len(results) - 3} more" if len(results) > 3 else ""
+    folders = shorten([str(result.folder) for result in results], 3)
     if not metrics:
-        return f"runs: none of them has been evaluated yet: {folders}{more}."
+        return f"runs: none of them has been evaluated yet: {folders}."
     if metric not in metrics:
         return f"metric: no run has '{metric}'. {suggest(metric, metrics)}"
     return f"split: no run has evaluations of '{split}'; runs with an average (ema) have val_ema."

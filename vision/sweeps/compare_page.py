@@ -12,14 +12,15 @@ from typing import Any
 import yaml
 
 from vision.config import ConfigError
+from vision.evaluation.configs import LOWER_IS_BETTER, SHARES
 from vision.inspection.explorer.self_contained import self_contained
 from vision.sweeps.compare import Comparison, RunGroup
-from vision.sweeps.compare_report import SHARES, caption, setting_text
+from vision.sweeps.compare_report import caption, setting_text
 from vision.sweeps.configs import Direction
 from vision.sweeps.search import REWRITTEN, SUMMARY
 from vision.sweeps.search_space import Choices, Interval, Space
 from vision.sweeps.search_study import FEWEST, importances
-from vision.training.run.run_folder import LOWER_IS_BETTER, read_json
+from vision.training.run.run_folder import read_json
 
 WIDE = 50
 """Ratio of the largest to the smallest value from which an axis is logarithmic."""

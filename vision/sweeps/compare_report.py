@@ -8,12 +8,11 @@ from io import StringIO
 from rich.console import Console
 from rich.table import Table
 
+from vision.evaluation.configs import SHARES
 from vision.files import spreadsheet_cell
 from vision.sweeps.compare import ABSENT, Comparison, RunGroup
 from vision.terminal import elapsed, plain
 
-SHARES = ("top1", "top5", "balanced_accuracy", "macro_f1", "map", "micro_f1", "sample_f1")
-"""Metrics between 0 and 1, shown as percentages."""
 RUN_FIELDS = ("seed", "status", "step", "steps", "value", "seconds")
 """Fields of a result that JSON has for every run."""
 PLAIN_WIDTH = 240

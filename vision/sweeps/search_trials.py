@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from vision.config import ConfigError
+from vision.evaluation.configs import LOWER_IS_BETTER
 from vision.sweeps.configs import Direction, SearchConfig
-from vision.sweeps.outcome import objective_names, read_outcome
-from vision.sweeps.results import evaluations
+from vision.sweeps.outcome import evaluations, objective_names, read_outcome
 from vision.sweeps.search_study import TrialResult, TrialState
 from vision.training.configs import TrainConfig
-from vision.training.run.run_folder import LOWER_IS_BETTER, Run, better
+from vision.training.run.run_folder import Run, better
 from vision.training.run.run_settings import flat, is_free
 
 

@@ -11,20 +11,19 @@ from vision.config import (
     Amount,
     Config,
     FolderName,
+    NotNegative,
     Place,
+    Positive,
     PositiveInt,
     Probability,
     Rate,
     Seed,
+    shown,
 )
 from vision.data.configs import AugmentConfig, DataConfig, LoaderConfig, PreprocessConfig
+from vision.evaluation.configs import Metric
 from vision.models.configs import ModelChoice
-from vision.training.elastic_settings import check_elastic
-from vision.training.tasks.configs import LossConfig, Metric, TaskConfig
-from vision.training.tune_settings import TuneConfig, TuneHeadConfig
-
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
+from vision.training.tasks.configs import LossConfig, TaskConfig, TuneConfig, TuneHeadConfig
 
 
 def parse_length(text: str) -> tuple[float, str]:
@@ -141,20 +140,6 @@ class LogConfig(Config):
         return self.wandb != "disabled" or self.tensorboard
 
 
-PLAIN_IMAGES = {
-    "crop": "center",
-    "interpolation": "evaluation",
-    "flip": 0.0,
-    "vertical_flip": 0.0,
-    "policy": "none",
-    "color_jitter": (0.0, 0.0, 0.0, 0.0),
-    "erase": 0.0,
-    "mixup": 0.0,
-    "cutmix": 0.0,
-}
-"""Settings of an augmentation that leaves training images as they are in evaluation."""
-
-
 class ProbeFirstConfig(Config):
     """A probe before fine-tuning: training of the head on cached features, so that an untrained
     head does not distort the features (Kumar et al., ICLR 2022).
@@ -269,19 +254,9 @@ class TrainConfig(Config):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.elastic is not None:
-            limit = self.max_batch_per_device
-            check_elastic(self.elastic, self.batch_size, self.parallel, self.compile, limit)
-        caches = isinstance(self.tune, TuneHeadConfig) and self.tune.cache
-        if caches and (changed := _augmented(self.augment)):
-            raise ValueError(
-                f"tune.cache=true computes the features of every image once, but {changed} "
-                "changes images each time; use augment=none or tune.cache=false."
-            )
-        if caches and self.flip_test:
-            raise ValueError(
-                "flip_test: tune.cache=true stores no features of mirror images; use "
-                "flip_test=false or tune.cache=false."
-            )
+            self._check_elastic(self.elastic)
+        if isinstance(self.tune, TuneHeadConfig):
+            self.tune.check_images(self.augment, self.flip_test)
         self._check_task()
         if self.probe_first is not None and isinstance(self.tune, TuneHeadConfig):
             raise ValueError("probe_first: a run with tune=head is a probe already; use null.")
@@ -291,6 +266,36 @@ class TrainConfig(Config):
             raise ValueError("objective: a run with ema=null has no val_ema; use val, or set ema.")
         return self
 
+    def _check_elastic(self, elastic: int) -> None:
+        """Refuse settings with which the number of processes would change the bits of a run."""
+        if elastic & (elastic - 1):
+            below = 1 << (elastic.bit_length() - 1)
+            raise ValueError(
+                f"elastic = {elastic} is not a power of two; choose elastic={below} or {2 * below}."
+            )
+        if self.batch_size % elastic:
+            raise ValueError(
+                f"elastic = {elastic} does not divide batch_size = {self.batch_size}; choose "
+                f"elastic={self.batch_size & -self.batch_size} or a smaller power of two, or a "
+                f"multiple of {elastic} for batch_size."
+            )
+        if self.parallel == "fsdp":
+            raise ValueError(
+                "elastic: parallel=fsdp sums gradients in an order of its own; use parallel=ddp, "
+                "or elastic=null."
+            )
+        if self.compile:
+            raise ValueError(
+                "elastic: compile=true may compile other kernels in another start; use "
+                "compile=false, or elastic=null."
+            )
+        if isinstance(self.max_batch_per_device, int):
+            raise ValueError(
+                f"max_batch_per_device = {self.max_batch_per_device}: with elastic the virtual "
+                f"ranks are the micro-batches ({self.batch_size // elastic} images each); use "
+                "max_batch_per_device=null, or a larger elastic for smaller ones."
+            )
+
     def _check_task(self) -> None:
         """Refuse settings that mean nothing to the task, and metrics that it does not measure."""
         task = self.task
@@ -298,10 +303,9 @@ class TrainConfig(Config):
             group, _, field = name.rpartition(".")
             found = getattr(attrgetter(group)(self) if group else self, field, value)
             if found != value:
-                shown, plain = ("null" if v is None else str(v).lower() for v in (found, value))
                 raise ValueError(
-                    f"{name} = {shown}: task={task.kind} {task.because}; use "
-                    f"{name.removesuffix('.kind')}={plain}."
+                    f"{name} = {shown(found)}: task={task.kind} {task.because}; use "
+                    f"{name.removesuffix('.kind')}={shown(value)}."
                 )
         names = (self.objective,) if isinstance(self.objective, str) else self.objective
         measured: dict[str, str] = {"checkpoint.best": self.checkpoint.best}
@@ -312,11 +316,3 @@ class TrainConfig(Config):
                     f"{setting}: {metric} is a metric that task={task.kind} does not measure; "
                     f"choose one of {', '.join(task.metrics)}."
                 )
-
-
-def _augmented(augment: AugmentConfig) -> str:
-    """The first setting that changes training images from those of evaluation, if any."""
-    for name, value in PLAIN_IMAGES.items():
-        if (found := getattr(augment, name)) != value:
-            return f"augment.{name}={found}"
-    return ""

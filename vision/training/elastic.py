@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vision.config import ConfigError
 from vision.training.run.distributed import World
 
 
@@ -89,6 +90,17 @@ def _exchange(sent: Tensor, received: Tensor, partner: int) -> None:
     ]
     for work in dist.batch_isend_irecv(operations):
         work.wait()
+
+
+def virtual_ranks_of_each(elastic: int, processes: int) -> int:
+    """Number of virtual ranks of each process."""
+    if elastic % processes:
+        fitting = [str(1 << n) for n in range(elastic.bit_length())]
+        raise ConfigError(
+            f"elastic = {elastic} virtual ranks cannot be shared by {processes} processes; start "
+            f"{' or '.join(fitting[-4:])} of them."
+        )
+    return elastic // processes
 
 
 class VirtualRanks(nn.Module):

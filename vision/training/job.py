@@ -12,11 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.files.remote import resolve
-from vision.checkpoints.native.checkpoint_folder import latest
 from vision.checkpoints.native.header import read_record
-from vision.checkpoints.native.run_record import RunRecord, run_record
+from vision.checkpoints.native.run_record import run_record
 from vision.checkpoints.open import OpenedModel, open_model
 from vision.config import ConfigError, pair
 from vision.data.configs import SPLITS, DataConfig, FolderConfig
@@ -33,13 +31,15 @@ from vision.training.configs import TrainConfig
 from vision.training.elastic import VirtualRanks
 from vision.training.optim import build_optimizer
 from vision.training.run.distributed import World, compile_steps, parallelize
-from vision.training.run.memory import accumulation
+from vision.training.run.memory import largest_in_trial
 from vision.training.run.run_folder import Run, writing
 from vision.training.run.step_memory import StepMemory, checked_memory
 from vision.training.run.stop import StopRequest
+from vision.training.run.story import size_line
 from vision.training.schedule import Schedule, build_schedule
 from vision.training.state import TrainState, start_average
 from vision.training.step import empty_sums
+from vision.training.tasks.configs import TuneAllConfig
 from vision.training.tasks.task import (
     Task,
     TrainingData,
@@ -49,11 +49,7 @@ from vision.training.tasks.task import (
     with_parts,
 )
 from vision.training.tune import freeze
-from vision.training.tune_settings import TuneAllConfig
 from vision.training.whitening import fit_whitening
-
-LARGE, SMALLER = 384, 224
-"""Sides of images: above the first, the cost of a size that the weights decide is said."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +177,33 @@ def build_job(
     )
 
 
+def accumulation(task: Task[Any], memory: StepMemory) -> int:
+    """The number of equal parts in which a device works through its share of a batch.
+
+    With `auto`, a run that is resumed has the micro-batch that it was started with, whatever memory
+    is free: with another one it would learn the same, but not to the bit. With `elastic`, the parts
+    are the virtual ranks.
+    """
+    config, world = task.config, task.world
+    if config.elastic is not None:
+        return task.shares
+    if config.batch_size % world.size:
+        raise ConfigError(
+            f"batch_size = {config.batch_size} cannot be shared equally by {world.size} processes; "
+            f"choose a multiple of {world.size}."
+        )
+    share = config.batch_size // world.size
+    limit = config.max_batch_per_device
+    if limit == "auto":
+        limit = task.run.status().get("micro_batch")
+        if limit is None:
+            sizes = memory.sizes_that_fit(share) or [1]
+            limit = sizes[0] if memory.is_sure(sizes[0]) else largest_in_trial(task, memory, sizes)
+    largest = limit or share
+    fitting = (n for n in range(1, share + 1) if share % n == 0 and share // n <= largest)
+    return world.max(next(fitting))[0]
+
+
 def _set_up_torch(config: TrainConfig, world: World) -> None:
     torch.backends.cuda.matmul.allow_tf32 = config.tf32
     torch.backends.cudnn.allow_tf32 = config.tf32
@@ -211,7 +234,7 @@ def _starting_model(
 
     All processes must call this together: one of them downloads.
     """
-    record = _newest_record(run)
+    record = run.read_newest(lambda path: run_record(read_record(path), path))
     chosen = config.model
     if isinstance(chosen, AutoModelConfig) and record is None and init in (None, "pretrained"):
         raise ConfigError(
@@ -230,7 +253,7 @@ def _starting_model(
             checked_memory(config, opened.config, preprocess, train, world),
             opened.known,
             opened.report.as_dict(),
-            (*opened.report.lines(), *_size_line(opened, config.data.image_size == "auto")),
+            (*opened.report.lines(), *size_line(opened, config.data.image_size == "auto")),
         )
     known: Known = ()
     if record is not None:
@@ -257,25 +280,6 @@ def _starting_model(
     return StartingModel(model, chosen, preprocess, memory, known, report)
 
 
-def _size_line(opened: OpenedModel, chosen: bool) -> list[str]:
-    """A line of the report where the weights were trained on images of another size, or where their
-    size is `chosen` for the run and large.
-    """
-    if opened.trained_size == opened.image_size:
-        height, width = opened.image_size
-        if not chosen or max(height, width) <= LARGE:
-            return []
-        more = height * width / SMALLER**2
-        return [
-            f"size      {height} × {width} as the weights were trained: {more:.1f} × the pixels of "
-            f"{SMALLER} × {SMALLER}, and about as much time and memory; data.image_size={SMALLER} "
-            "is the smaller choice"
-        ]
-    sizes = (opened.trained_size, opened.image_size)
-    before, after = (f"{height} × {width}" for height, width in sizes)
-    return [f"size      trained on {before} pixels; this run has {after} (data.image_size)"]
-
-
 def _preprocess(
     config: TrainConfig, train: Source, trained_size: Grid | None, known: Known
 ) -> Preprocess:
@@ -284,16 +288,6 @@ def _preprocess(
     known = [*known, *usual_values(config.data)]
     preprocess = resolve_preprocess(config.preprocess, size, train.channels, known)
     return replace(preprocess, origin={"image_size": origin, **preprocess.origin})
-
-
-def _newest_record(run: Run) -> RunRecord | None:
-    """The record of the newest readable checkpoint of the run."""
-    for path in latest(run.checkpoints):
-        try:
-            return run_record(read_record(path), path)
-        except CheckpointError:
-            continue  # resuming warns about it, and falls back to the one before
-    return None
 
 
 def _opened(config: TrainConfig, world: World, init: str, train: Source) -> OpenedModel:

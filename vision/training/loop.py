@@ -3,6 +3,8 @@
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 from vision.checkpoints.native.checkpoint import open_latest, write_checkpoint
@@ -23,34 +25,27 @@ from vision.training.job import TrainingJob, build_job
 from vision.training.optim import set_learning_rate
 from vision.training.run.distributed import World, world
 from vision.training.run.lock import run_lock
-from vision.training.run.log import Reporter
+from vision.training.run.log import Reporter, check_board
 from vision.training.run.memory import memory_advice
-from vision.training.run.run_folder import (
-    PREEMPTED,
-    RunFileError,
-    better,
-    find_run,
-)
+from vision.training.run.run_folder import PREEMPTED, Run, RunFileError, better
 from vision.training.run.stop import Stopped, StopRequest, say_stopped, stop_requests
 from vision.training.run.story import draw_curves, write_csv, write_environment
-from vision.training.run.tensorboard import check_board
 from vision.training.schedule import lr_at
 from vision.training.state import averaged, gather, restore
 from vision.training.step import NonFiniteError, explain_nonfinite, forward_backward, update
 from vision.training.tasks.probe import probe_config
 
 
-def train(config: TrainConfig, label: str, given: GivenImages | None = None) -> int:
+def train(config: TrainConfig, given: GivenImages | None = None) -> int:
     """Start or resume the training that a config describes. Returns the exit code.
 
-    `label` names the model and the data in the name of a run that has none of its own; `given` are
-    the images of data=python.
+    The config names the run; `given` are the images of data=python.
     """
     with stop_requests() as stop, ExitStack() as until_the_end:
         try:
             with stop.at_once():
                 processes = until_the_end.enter_context(world(config.device))
-            return _train(config, label, given, processes, stop, Reporter(processes.main))
+            return _train(config, given, processes, stop, Reporter(processes.main))
         except Stopped:
             say_stopped(_reason(stop))
             return PREEMPTED
@@ -58,13 +53,12 @@ def train(config: TrainConfig, label: str, given: GivenImages | None = None) -> 
 
 def _train(
     config: TrainConfig,
-    label: str,
     given: GivenImages | None,
     processes: World,
     stop: StopRequest,
     reporter: Reporter,
 ) -> int:
-    run = find_run(config, label)
+    run = Run(Path(config.output, config.name))
     with run_lock(run, processes):
         decision = run.decision(config)
         processes.wait()  # nobody writes into the folder before all have decided
@@ -76,10 +70,10 @@ def _train(
         init = config.init
         if config.probe_first is not None and not latest(run.checkpoints):
             probe = probe_config(config, run.folder)
-            code = _train(probe, label, given, processes, stop, reporter)
+            code = _train(probe, given, processes, stop, reporter)
             if code:
                 return code
-            init = str(find_run(probe, label).folder)
+            init = str(Path(probe.output, probe.name))
         with stop.at_once():
             job = build_job(config, run, processes, stop, init, given)
             if decision == "resume":
@@ -270,7 +264,10 @@ def _evaluated_numbers(job: TrainingJob, reporter: Reporter) -> dict[str, float]
             if task.drawn is not None or job.config.log.images:
                 sheet = task.prediction_sheet(job.micro_batch, state.step)
         if task.drawn is not None and sheet is not None and job.world.main:
-            job.run.write_image(f"{task.drawn}/{split}_{state.step:08d}.png", sheet)
+            drawn = BytesIO()
+            sheet.save(drawn, format="png")
+            name = f"{task.drawn}/{split}_{state.step:08d}.png"
+            job.run.write_bytes(name, drawn.getvalue())
         reporter.evaluation(job, split, numbers)
         reporter.image(state.step, f"{split}/images", sheet)
     if job.world.main:

@@ -19,10 +19,11 @@ from vision.checkpoints.native.optimizer import (
     unflatten_optimizer,
 )
 from vision.config import ConfigError
+from vision.evaluation.configs import LOWER_IS_BETTER
 from vision.models.layers import Classifier
 from vision.training.configs import StopEarlyConfig, TrainConfig
 from vision.training.run.distributed import gathered, sharded_like
-from vision.training.run.run_folder import LOWER_IS_BETTER, better
+from vision.training.run.run_folder import better
 
 SETTINGS = ("weight_decay", "betas", "eps", "momentum", "lr_scale")
 """Settings of an optimiser's groups that the config decides, beside the learning rate."""

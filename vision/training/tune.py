@@ -13,7 +13,7 @@ from vision.config import ConfigError, suggest
 from vision.models.layers import Classifier
 from vision.models.lora import LoraLinear, add_lora
 from vision.models.timm import TimmModel
-from vision.training.tune_settings import (
+from vision.training.tasks.configs import (
     TuneAllConfig,
     TuneBitfitConfig,
     TuneConfig,

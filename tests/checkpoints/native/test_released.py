@@ -55,7 +55,7 @@ def test_run_of_a_released_version_is_resumed(file: Path, tmp_path: Path) -> Non
     checkpoints.mkdir(parents=True)
     shutil.copy(file, step_path(checkpoints, STEPS))
     config = small_config(tmp_path, *settings(file.stem), model=RUNS[file.stem][0])
-    assert train(config, "x") == 0
+    assert train(config) == 0
     assert status(tmp_path)["status"] == "finished"
     assert latest(checkpoints)[0] == step_path(checkpoints, 2 * STEPS)
     assert [event["step"] for event in metrics(tmp_path)] == [*range(STEPS + 1, 2 * STEPS + 1)]
@@ -69,7 +69,7 @@ def store() -> None:
     for name, (model, _) in RUNS.items():
         with tempfile.TemporaryDirectory() as place:
             config = small_config(Path(place), *settings(name), "checkpoint.keep=9", model=model)
-            assert train(config, "x") == 0
+            assert train(config) == 0
             path = step_path(Path(place) / "run" / "checkpoints", STEPS)
             found[name] = logits(Path(shutil.copy(path, folder / f"{name}.safetensors")))
     (folder / "logits.json").write_text(json.dumps(found, indent=1) + "\n")

@@ -24,7 +24,7 @@ from vision.config import parse
 from vision.data.configs import ShapesConfig
 from vision.training.configs import TrainConfig
 from vision.training.loop import train
-from vision.training.tune_settings import (
+from vision.training.tasks.configs import (
     LoraTarget,
     TuneAllConfig,
     TuneBitfitConfig,
@@ -60,7 +60,7 @@ def test_record_of_a_run_of_every_model_is_read(tmp_path: Path, model: str) -> N
         words = ["model=timm", "model.name=test_resnet", *SMALL_SHAPES, *SMALL, "duration=2steps"]
         values, _ = compose("train", [*words, f"output={tmp_path}", "name=run"])
         config = parse(TrainConfig, values)
-        assert train(config, "x") == 0
+        assert train(config) == 0
         run = tmp_path / "run"
     else:
         run = base_run(tmp_path, "duration=2steps", model=model)
@@ -82,7 +82,7 @@ def test_record_of_a_run_of_every_model_is_read(tmp_path: Path, model: str) -> N
 def test_record_of_a_run_of_every_way_of_tuning_is_read(tmp_path: Path, tune: str) -> None:
     pretrained = base_run(tmp_path, "duration=2steps")
     config = tuned_config(tmp_path / "tuned", pretrained, *TUNED[tune], "duration=2steps")
-    assert train(config, "x") == 0
+    assert train(config) == 0
     record, _ = opened(latest(tmp_path / "tuned" / "run" / "checkpoints")[0])
     assert record.config.tune.kind == config.tune.kind
     assert record.model.kind == "vit"  # of the weights: the config says auto

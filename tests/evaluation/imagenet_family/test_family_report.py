@@ -8,7 +8,7 @@ import torch
 from timm.data import ImageNetInfo
 
 from vision.data.sources.wordnet import imagenet_synsets, readable_names
-from vision.evaluation.imagenet_family.class_map import imagenet_columns, imagenet_logits
+from vision.evaluation.imagenet_family.evaluate_family import imagenet_columns, imagenet_logits
 from vision.evaluation.imagenet_family.family_report import (
     FamilyModel,
     accuracy_draws,

@@ -19,8 +19,8 @@ EVERY = ["duration=8steps", "evaluate_every=2steps", "attention_every=4steps"]
 def test_run_that_draws_attention_leaves_images_and_the_same_weights(
     tmp_path: Path, model: str
 ) -> None:
-    assert train(small_config(tmp_path / "plain", *EVERY[:2], model=model), "x") == 0
-    assert train(small_config(tmp_path / "drawn", *EVERY, model=model), "x") == 0
+    assert train(small_config(tmp_path / "plain", *EVERY[:2], model=model)) == 0
+    assert train(small_config(tmp_path / "drawn", *EVERY, model=model)) == 0
     assert_same_bits(last_tensors(tmp_path / "plain"), last_tensors(tmp_path / "drawn"))
     folder = tmp_path / "drawn" / "run" / "attention"
     names = {path.name for path in folder.glob("*.png")}
@@ -34,11 +34,11 @@ def test_run_that_draws_attention_leaves_images_and_the_same_weights(
 def test_run_that_draws_between_evaluations_is_refused(tmp_path: Path) -> None:
     config = small_config(tmp_path, "evaluate_every=4steps", "attention_every=6steps")
     with pytest.raises(ConfigError, match="multiple of evaluate_every"):
-        train(config, "x")
+        train(config)
 
 
 def test_run_of_a_model_without_attention_is_refused_before_it_starts(tmp_path: Path) -> None:
     resnet = ["model=timm", "model.name=test_resnet.r160_in1k", *SMALL_SHAPES, *SMALL, *EVERY]
     values, _ = compose("train", [*resnet, f"output={tmp_path}", "name=run"])
     with pytest.raises(ConfigError, match="attention_every"):
-        train(parse(TrainConfig, values), "x")
+        train(parse(TrainConfig, values))

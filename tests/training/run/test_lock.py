@@ -92,7 +92,7 @@ def test_lock_of_a_killed_process_is_free_at_once_though_its_children_live(tmp_p
 
 def test_run_that_fails_before_it_starts_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="fewer than one global batch"):
-        train(small_config(tmp_path, "batch_size=64"), "x")
+        train(small_config(tmp_path, "batch_size=64"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -101,14 +101,14 @@ def test_run_on_a_folder_that_fails_before_it_starts_leaves_nothing(tmp_path: Pa
     data = ["data=folder", f"data.root={images}", "data.val_fraction=0.5", "batch_size=64"]
     given = words(tmp_path / "out", *data, shapes=False)
     with pytest.raises(ConfigError, match=r"choose batch_size=4 or smaller"):
-        train(parse(TrainConfig, compose("train", given)[0]), "x")
+        train(parse(TrainConfig, compose("train", given)[0]))
     assert not (tmp_path / "out" / "run").exists()
 
 
 def test_folder_that_cannot_be_made_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"output: the run's folder .*file/run cannot be used"):
-        train(small_config(tmp_path / "file"), "x")
+        train(small_config(tmp_path / "file"))
 
 
 @pytest.fixture
@@ -182,5 +182,5 @@ def test_holder_on_another_machine_is_refused_with_the_file_to_remove_whatever_i
 
 @pytest.mark.usefixtures("no_locks")
 def test_file_system_without_locks_trains_and_leaves_no_lock(tmp_path: Path) -> None:
-    assert train(small_config(tmp_path, "duration=2steps"), "x") == 0
+    assert train(small_config(tmp_path, "duration=2steps")) == 0
     assert not list((tmp_path / "run").glob(".lock-*"))

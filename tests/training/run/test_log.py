@@ -106,7 +106,7 @@ def test_offline_run_holds_the_numbers_the_config_and_images_and_learns_the_same
     tmp_path: Path,
 ) -> None:
     config = config_of(tmp_path / "logged", "log.wandb=offline", "log.project=some")
-    assert train(config, "x") == 0
+    assert train(config) == 0
     (file,) = offline_files(tmp_path / "logged")
     rows = history(file)
     for split, count in (("train", 14), ("val", 2), ("val_ema", 2)):
@@ -125,7 +125,7 @@ def test_offline_run_holds_the_numbers_the_config_and_images_and_learns_the_same
         assert len(image.convert("L").getcolors() or []) > 20
     # Eight training images in one row, eight of validation in rows of four.
     assert shown["train/images", 0].width > shown["val/images", 7].width * 1.5
-    assert train(config_of(tmp_path / "plain"), "x") == 0
+    assert train(config_of(tmp_path / "plain")) == 0
     assert_same_bits(last_tensors(tmp_path / "plain"), last_tensors(tmp_path / "logged"))
 
 
@@ -138,7 +138,7 @@ def test_run_stopped_and_resumed_keeps_its_id_and_misses_no_number(tmp_path: Pat
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 75, output
     assert status(tmp_path)["status"] == "preempted"
-    assert train(small_config(tmp_path, *settings), "x") == 0
+    assert train(small_config(tmp_path, *settings)) == 0
     first, second = offline_files(tmp_path)
     ids = {r.run.run_id for file in (first, second) for r in records(file) if r.HasField("run")}
     assert len(ids) == 1
@@ -152,5 +152,5 @@ def test_online_without_an_account_says_what_to_do_and_leaves_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match=r"log\.wandb=online: .*log\.wandb=offline"):
-        train(small_config(tmp_path, "log.wandb=online"), "x")
+        train(small_config(tmp_path, "log.wandb=online"))
     assert not (tmp_path / "run" / "status.json").exists()

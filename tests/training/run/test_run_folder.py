@@ -34,12 +34,12 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder `out` with a run that was stopped after its fifth step."""
     with monkeypatch.context() as patch:
         stop_after(patch, [4])
-        assert train(small_config(tmp_path / "out", *SETTINGS), "x") == PREEMPTED
+        assert train(small_config(tmp_path / "out", *SETTINGS)) == PREEMPTED
     return tmp_path / "out"
 
 
 def resume(folder: Path, *more: str) -> int:
-    return train(small_config(folder, *SETTINGS, *more), "x")
+    return train(small_config(folder, *SETTINGS, *more))
 
 
 def assert_as_undisturbed(folder: Path) -> None:
@@ -188,7 +188,7 @@ def test_files_and_folders_of_a_run_are_forced_to_the_disk(
         real(descriptor)
 
     monkeypatch.setattr(vision.files.os, "fsync", fsync)
-    assert train(small_config(tmp_path / "a" / "out", "duration=2steps"), "x") == 0
+    assert train(small_config(tmp_path / "a" / "out", "duration=2steps")) == 0
     run = tmp_path / "a" / "out" / "run"
     assert {tmp_path, tmp_path / "a", run.parent, run, run / "metrics.jsonl"} <= set(synced)
     partial: Any = [path.name.split(".json")[0] for path in synced if path.suffix == ".partial"]

@@ -122,7 +122,7 @@ def test_run_that_may_not_fit_is_warned_about(
 ) -> None:
     memory(memory_of(small_config(tmp_path)).peak(8) / 1.2)
     whole = small_config(tmp_path, "duration=2steps", "max_batch_per_device=null")
-    assert train(whole, "x") == 0
+    assert train(whole) == 0
     output = capsys.readouterr().out
     assert "may not fit. Try max_batch_per_device=" in output
 
@@ -132,7 +132,7 @@ def test_auto_takes_the_largest_part_that_the_estimate_allows(
 ) -> None:
     memory(memory_of(small_config(tmp_path)).peak(4) / 0.85)
     words = ["duration=2steps", "max_batch_per_device=auto"]
-    assert train(small_config(tmp_path, *words), "x") == 0
+    assert train(small_config(tmp_path, *words)) == 0
     assert status(tmp_path)["micro_batch"] == 4
 
 

@@ -64,7 +64,7 @@ def assert_same_run(whole: Path, other: Path) -> None:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
-    assert train(small_config(folder, *SETTINGS), "x") == 0
+    assert train(small_config(folder, *SETTINGS)) == 0
     return folder
 
 
@@ -82,15 +82,15 @@ def test_run_stopped_in_an_evaluation_repeats_it_and_ends_in_the_same_bits(
     config = small_config(tmp_path, *SETTINGS)
     with monkeypatch.context() as stopping:
         drawn = stop_at(stopping, classification, "evaluation_batches", batch)
-        assert train(config, "x") == PREEMPTED
+        assert train(config) == PREEMPTED
     assert drawn[-1] == batch  # no further one
     assert status(tmp_path)["status"] == "preempted" and status(tmp_path)["step"] == step
     with monkeypatch.context() as stopping:  # and again, in the repeated evaluation
         drawn = stop_at(stopping, classification, "evaluation_batches", 1)
-        assert train(config, "x") == PREEMPTED
+        assert train(config) == PREEMPTED
     assert drawn[-1] == 1
     assert status(tmp_path)["step"] == step
-    assert train(config, "x") == 0
+    assert train(config) == 0
     assert_same_run(whole, tmp_path)
 
 
@@ -98,22 +98,22 @@ def test_probe_stopped_while_features_are_computed_or_evaluated_ends_in_the_same
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, more = base_run(tmp_path / "source"), ["tune=head", "ema=0.9"]
-    assert train(tuned_config(tmp_path / "whole", source, *more), "x") == 0
+    assert train(tuned_config(tmp_path / "whole", source, *more)) == 0
     config = tuned_config(tmp_path / "stopped", source, *more)
     run = tmp_path / "stopped" / "run"
     with monkeypatch.context() as stopping:
         drawn = stop_at(stopping, probe, "evaluation_batches", 2)
-        assert train(config, "x") == PREEMPTED
+        assert train(config) == PREEMPTED
     assert drawn[-1] == 2
     assert "there is nothing to save" in capsys.readouterr().out
     assert not (run / "status.json").exists()
     assert not list((tmp_path / "stopped" / ".features").glob("*.npy"))
     with monkeypatch.context() as stopping:
         drawn = stop_at(stopping, probe, "evaluation_requests", 1)
-        assert train(config, "x") == PREEMPTED
+        assert train(config) == PREEMPTED
     assert drawn[-1] == 1
     assert status(tmp_path / "stopped")["status"] == "preempted"
-    assert train(config, "x") == 0
+    assert train(config) == 0
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
@@ -131,10 +131,10 @@ def test_run_stopped_while_it_is_built_ends_at_once(
     config = small_config(tmp_path, "duration=4steps")
     with monkeypatch.context() as stopping:
         stopping.setattr(job, name, building)
-        assert train(config, "x") == PREEMPTED
+        assert train(config) == PREEMPTED
         assert "SIGTERM" in capsys.readouterr().out
         assert not (tmp_path / "run").exists()
-    assert train(config, "x") == 0
+    assert train(config) == 0
 
 
 def test_run_stopped_while_its_tracker_starts_ends_at_once(
@@ -143,11 +143,11 @@ def test_run_stopped_while_its_tracker_starts_ends_at_once(
     config = small_config(tmp_path, "duration=4steps")
     with monkeypatch.context() as stopping:
         stopping.setattr(log, "_start_wandb", lambda *_: signal.raise_signal(signal.SIGTERM))
-        assert train(config, "x") == PREEMPTED
+        assert train(config) == PREEMPTED
     assert "SIGTERM" in capsys.readouterr().out
     assert not (tmp_path / "run" / "status.json").exists()
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
-    assert train(config, "x") == 0
+    assert train(config) == 0
 
 
 STOPPED_AT_IMPORT = """
@@ -236,12 +236,12 @@ def test_resumed_run_stopped_while_it_is_built_stays_as_it_was(
     config = small_config(tmp_path, *SETTINGS)
     with monkeypatch.context() as stopping:
         stop_at(stopping, classification, "evaluation_batches", 1)
-        assert train(config, "x") == PREEMPTED
+        assert train(config) == PREEMPTED
         before = status(tmp_path)
         stopping.setattr(job, "build_model", lambda *_, **__: signal.raise_signal(signal.SIGINT))
-        assert train(config, "x") == PREEMPTED
+        assert train(config) == PREEMPTED
     assert status(tmp_path) == before
-    assert train(config, "x") == 0
+    assert train(config) == 0
     assert_same_run(whole, tmp_path)
 
 

@@ -11,14 +11,14 @@ from small_runs import metrics, small_config
 
 from vision.config import ConfigError
 from vision.training.loop import train
-from vision.training.run import tensorboard
+from vision.training.run import log
 
 
 def test_folder_of_a_run_has_table_curves_environment_readme_and_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = small_config(tmp_path, "log.curves=true", "duration=10steps", "ema=0.5")
-    assert train(config, "x") == 0
+    assert train(config) == 0
     run = tmp_path / "run"
     rows = list(csv.DictReader((run / "metrics.csv").open()))
     for split in ("train", "val", "val_ema"):
@@ -35,7 +35,7 @@ def test_folder_of_a_run_has_table_curves_environment_readme_and_log(
     printed = capsys.readouterr().out
     said = (run / "log.txt").read_text()
     assert said.splitlines() == printed.splitlines()
-    assert train(config, "x") == 0  # finished: nothing is written
+    assert train(config) == 0  # finished: nothing is written
     assert (run / "log.txt").read_text() == said
 
 
@@ -44,7 +44,7 @@ def test_tensorboard_has_the_numbers_of_metrics_and_images(tmp_path: Path) -> No
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     more = ["log.tensorboard=true", "duration=10steps", "attention_every=7steps"]
-    assert train(small_config(tmp_path, *more), "x") == 0
+    assert train(small_config(tmp_path, *more)) == 0
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"), {"images": 0}).Reload()
     for split in ("train", "val"):
         expected = {e["step"]: e["loss"] for e in metrics(tmp_path, split)}
@@ -58,7 +58,7 @@ def test_tensorboard_has_the_numbers_of_metrics_and_images(tmp_path: Path) -> No
 def test_tensorboard_that_is_not_installed_is_named_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
+    monkeypatch.setattr(log, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"vit-swin\[tensorboard\]"):
-        train(small_config(tmp_path, "log.tensorboard=true"), "x")
+        train(small_config(tmp_path, "log.tensorboard=true"))
     assert list(tmp_path.iterdir()) == []

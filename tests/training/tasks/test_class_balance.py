@@ -49,26 +49,26 @@ def test_parts_of_a_batch_learn_what_the_whole_learns(
     choice: str, unequal: Path, tmp_path: Path
 ) -> None:
     more = CHOICES[choice]
-    assert train(config(tmp_path / "whole", unequal, *more), "x") == 0
+    assert train(config(tmp_path / "whole", unequal, *more)) == 0
     parts = config(tmp_path / "parts", unequal, *more, "max_batch_per_device=2")
-    assert train(parts, "x") == 0
+    assert train(parts) == 0
     losses = [[e["loss"] for e in metrics(tmp_path / name)] for name in ("whole", "parts")]
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
     plain = config(tmp_path / "plain", unequal, f"loss.kind={parts.loss.kind}")
-    assert train(plain, "x") == 0
+    assert train(plain) == 0
     assert losses[0] != pytest.approx([e["loss"] for e in metrics(tmp_path / "plain")], abs=1e-3)
 
 
 def test_a_run_says_how_unequal_its_classes_are(
     unequal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train(config(tmp_path / "plain", unequal), "x") == 0
+    assert train(config(tmp_path / "plain", unequal)) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "unequal, 7 : 1" in said
     assert "loss.class_weights=balanced" in said
     assert "balanced 50.00 %" in said  # at evaluations and at the end: not the accuracy of 75 %
     weights = ["loss.class_weights=[1,5]", "loss.logit_adjustment=0.5"]
-    assert train(config(tmp_path / "chosen", unequal, *weights), "x") == 0
+    assert train(config(tmp_path / "chosen", unequal, *weights)) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "this run has loss.class_weights=[1, 5] and loss.logit_adjustment=0.5" in said
 
@@ -79,7 +79,7 @@ def test_a_probe_has_the_loss_of_a_run_on_images(unequal: Path, tmp_path: Path) 
     more = [*data, "loss.class_weights=balanced", "loss.kind=focal", "loss.logit_adjustment=1"]
     for name, cache in (("cached", "true"), ("images", "false")):
         given = (*more, f"tune.cache={cache}")
-        assert train(tuned_config(tmp_path / name, base, *given, data=False), "x") == 0
+        assert train(tuned_config(tmp_path / name, base, *given, data=False)) == 0
     losses = [[e["loss"] for e in metrics(tmp_path / name)] for name in ("cached", "images")]
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
@@ -88,5 +88,5 @@ def test_weights_for_other_classes_end_a_run_before_it_starts(
     unequal: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="class_weights has 3 numbers, but the data has 2"):
-        train(config(tmp_path, unequal, "loss.class_weights=[1,2,3]"), "x")
+        train(config(tmp_path, unequal, "loss.class_weights=[1,2,3]"))
     assert not (tmp_path / "run" / "checkpoints").exists()

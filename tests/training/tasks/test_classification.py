@@ -16,8 +16,7 @@ from vision.config import ConfigError, parse
 from vision.data.images.mixing import Mix, soft_targets
 from vision.training.configs import TrainConfig
 from vision.training.loop import train
-from vision.training.tasks.class_balance import ClassBalance, class_balance
-from vision.training.tasks.classification import check_loss
+from vision.training.tasks.classification import ClassBalance, check_loss, class_balance
 from vision.training.tasks.classification import training_loss as balanced_loss
 from vision.training.tasks.configs import LossConfig
 
@@ -279,5 +278,5 @@ def test_single_class_is_refused_with_the_folder_that_is_meant(tmp_path: Path) -
     data = ["data=folder", f"data.root={images.parent}", "data.val_fraction=0.5"]
     config = parse(TrainConfig, compose("train", words(tmp_path / "out", *data, shapes=False))[0])
     with pytest.raises(ConfigError, match=f"data.root={images}"):
-        train(config, "x")
+        train(config)
     assert not (tmp_path / "out" / "run").exists()

@@ -159,7 +159,7 @@ def test_student_with_two_heads_is_evaluated_by_their_mean_and_opens_anywhere(
     tmp_path: Path,
 ) -> None:
     settings = [*TASKS["distill"](tmp_path), *DISTILLED, "duration=4steps", "evaluate_every=4steps"]
-    assert train(small_config(tmp_path / "student", *settings), "x") == 0
+    assert train(small_config(tmp_path / "student", *settings)) == 0
     opened = open_model(tmp_path / "student" / "run", weights="raw")
     assert opened.record is not None and opened.record.step == 4
     job = a_job(tmp_path / "again", *DISTILLED)

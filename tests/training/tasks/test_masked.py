@@ -40,7 +40,7 @@ METHODS = {
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of MAE."""
     folder = tmp_path_factory.mktemp("pretrained")
-    assert train(small_config(folder, *TASK), "x") == 0
+    assert train(small_config(folder, *TASK)) == 0
     return folder
 
 
@@ -52,10 +52,10 @@ def test_stopped_run_ends_in_the_same_bits(
 ) -> None:
     model, more = METHODS[method]
     settings = [*RICH, *more, "max_batch_per_device=4", "optimizer.learning_rate=0.01"]
-    assert train(small_config(tmp_path / "whole", *settings, model=model), "x") == 0
+    assert train(small_config(tmp_path / "whole", *settings, model=model)) == 0
     stop_after(monkeypatch, [3, 8])
     config = small_config(tmp_path / "stopped", *settings, model=model)
-    assert [train(config, "x") for _ in range(3)] == [PREEMPTED, PREEMPTED, 0]
+    assert [train(config) for _ in range(3)] == [PREEMPTED, PREEMPTED, 0]
     assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "stopped"))
     losses = [event["loss"] for event in metrics(tmp_path / "whole", "val_ema")]
     assert status(tmp_path / "whole")["best"] == min(losses)
@@ -85,7 +85,7 @@ def test_masks_do_not_depend_on_parts_or_workers(
         Noted.noted = {}
         monkeypatch.setattr("vision.training.tasks.masked.Masked", Noted)
         settings = [*TASK, "augment.repeats=2", *parts, *more]
-        assert train(small_config(tmp_path / str(number), *settings), "x") == 0
+        assert train(small_config(tmp_path / str(number), *settings)) == 0
         found.append(Noted.noted)
         monkeypatch.undo()
     assert found[0] == found[1]
@@ -99,7 +99,7 @@ def test_evaluation_hides_the_same_of_each_image_whatever_the_seed_and_the_batch
 ) -> None:
     before = metrics(pretrained, "val")[-1]["loss"]
     settings = [*TASK, f"init={pretrained / 'run'}", "init_weights=raw", "seed=3"]
-    assert train(small_config(tmp_path, *settings, *STILL, "max_batch_per_device=1"), "x") == 0
+    assert train(small_config(tmp_path, *settings, *STILL, "max_batch_per_device=1")) == 0
     assert metrics(tmp_path, "val")[-1]["loss"] == pytest.approx(before, rel=1e-5)
 
 
@@ -183,7 +183,7 @@ def test_two_processes_learn_what_one_learns(tmp_path: Path, method: str, parall
     model, more = METHODS[method]
     settings = [*TASK, *more, "augment=inception", "augment.repeats=2"]
     settings += ["optimizer.name=sgd", "optimizer.betas=null"]
-    assert train(small_config(tmp_path / "one", *settings, model=model), "x") == 0
+    assert train(small_config(tmp_path / "one", *settings, model=model)) == 0
     process = torchrun(tmp_path / "two", *settings, f"parallel={parallel}", model=model)
     output, _ = process.communicate(timeout=280)
     assert process.returncode == 0, output
@@ -210,6 +210,6 @@ def test_precision_optimiser_and_recomputation(
 ) -> None:
     model, settings = METHODS[method]
     rates = ["optimizer.learning_rate=1e-2", "max_batch_per_device=auto", "duration=4epochs"]
-    assert train(small_config(tmp_path, *TASK, *settings, *rates, *more, model=model), "x") == 0
+    assert train(small_config(tmp_path, *TASK, *settings, *rates, *more, model=model)) == 0
     losses = [event["loss"] for event in metrics(tmp_path)]
     assert np.mean(losses[-4:]) < losses[0]

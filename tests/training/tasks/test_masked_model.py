@@ -31,7 +31,7 @@ def test_refused_with_the_remedy(
 ) -> None:
     config = small_config(tmp_path, "task=masked", "data.image_size=32", *words, model=model)
     with pytest.raises(ConfigError, match=f"{re.escape(value)}.*{re.escape(remedy)}"):
-        train(config, "x")
+        train(config)
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
@@ -39,7 +39,7 @@ def test_model_of_timm_is_refused(tmp_path: Path) -> None:
     values, _ = compose("train", ["task=masked", "model=timm", "model.name=test_vit"])
     config = parse(TrainConfig, {**values, "output": str(tmp_path)})
     with pytest.raises(ConfigError, match=r"model of timm.*model=vit_base"):
-        train(config, "x")
+        train(config)
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_training_f1_of_images() -> None:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nothing happened to, with everything random that it can have."""
     folder = tmp_path_factory.mktemp("whole")
-    assert train(small_config(folder, *TWO, *RICH, "task.loss=asymmetric"), "x") == 0
+    assert train(small_config(folder, *TWO, *RICH, "task.loss=asymmetric")) == 0
     return folder
 
 
@@ -127,8 +127,8 @@ def test_stopped_run_ends_in_the_same_bits_and_thresholds(
     settings = small_config(tmp_path, *TWO, *RICH, "task.loss=asymmetric")
     with monkeypatch.context() as patch:
         stop_after(patch, [9])
-        assert train(settings, "x") == PREEMPTED
-    assert train(settings, "x") == 0
+        assert train(settings) == PREEMPTED
+    assert train(settings) == 0
     assert_same_bits(last_tensors(whole), last_tensors(tmp_path))
     for split in ("val", "val_ema"):
         assert metrics(whole, split) == metrics(tmp_path, split)
@@ -160,7 +160,7 @@ def test_accumulated_parts_give_the_loss_of_the_whole_batch(tmp_path: Path) -> N
     short = [*TWO, "duration=3steps", "evaluate_every=3steps", "schedule.warmup=1steps"]
     for limit in ("null", "2"):
         settings = small_config(tmp_path / limit, *short, f"max_batch_per_device={limit}")
-        assert train(settings, "x") == 0
+        assert train(settings) == 0
     one, parts = (metrics(tmp_path / limit) for limit in ("null", "2"))
     assert [e["loss"] for e in one] == pytest.approx([e["loss"] for e in parts], rel=1e-5)
     assert [e["sample_f1"] for e in one] == pytest.approx([e["sample_f1"] for e in parts])
@@ -169,7 +169,7 @@ def test_accumulated_parts_give_the_loss_of_the_whole_batch(tmp_path: Path) -> N
 def test_bf16_run_with_flips_is_evaluated(tmp_path: Path) -> None:
     short = ["duration=2steps", "evaluate_every=2steps", "schedule.warmup=1steps"]
     settings = small_config(tmp_path, *TWO, *short, "precision=bf16", "flip_test=true")
-    assert train(settings, "x") == 0
+    assert train(settings) == 0
     (event,) = metrics(tmp_path, "val")
     assert {"loss", "map", "micro_f1", "macro_f1", "sample_f1", "map_flipped"} <= event.keys()
 
@@ -178,7 +178,7 @@ def test_bf16_run_with_flips_is_evaluated(tmp_path: Path) -> None:
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_processes_learn_and_evaluate_as_one(tmp_path: Path, parallel: str) -> None:
     short = [*TWO, "duration=6steps", "evaluate_every=3steps", "data.val_samples=23"]
-    assert train(small_config(tmp_path / "one", *short), "x") == 0
+    assert train(small_config(tmp_path / "one", *short)) == 0
     process = torchrun(tmp_path / "two", *short, f"parallel={parallel}")
     output, _ = process.communicate(timeout=280)
     assert process.returncode == 0, output
@@ -204,7 +204,7 @@ def test_task_that_does_not_fit_the_data_is_refused_with_the_remedy(
 ) -> None:
     settings, message = REFUSED[case]
     with pytest.raises(ConfigError, match=message):
-        train(small_config(tmp_path, *settings), "x")
+        train(small_config(tmp_path, *settings))
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def computed(tmp_path_factory: pytest.TempPathFactory, pretrained: Path) -> Path:
     """A finished probe on stored features."""
     folder = tmp_path_factory.mktemp("probe")
-    assert train(tuned_config(folder, pretrained, "tune=head", "ema=0.9"), "x") == 0
+    assert train(tuned_config(folder, pretrained, "tune=head", "ema=0.9")) == 0
     return folder
 
 
@@ -49,7 +49,7 @@ def test_cached_probe_has_the_losses_of_a_frozen_model(
 ) -> None:
     more = ["tune=head", "tune.cache=false", "ema=0.9"]
     dropping = ["model.drop_path=0.3", "model.dropout=0.3"]  # a frozen model drops nothing
-    assert train(tuned_config(tmp_path, pretrained, *more, *dropping), "x") == 0
+    assert train(tuned_config(tmp_path, pretrained, *more, *dropping)) == 0
     for split in ("train", "val", "val_ema"):
         losses = [[e["loss"] for e in metrics(folder, split)] for folder in (tmp_path, computed)]
         assert len(losses[0]) == len(losses[1]) >= 2
@@ -89,15 +89,15 @@ def test_features_are_computed_once_and_again_when_they_do_not_fit(
     )
     config = tuned_config(tmp_path, pretrained, "tune=head")
     stop_after(monkeypatch, [3, 5, 7])
-    assert train(config, "x") == PREEMPTED
+    assert train(config) == PREEMPTED
     assert calls == ["train", "val"]
-    assert train(config, "x") == PREEMPTED
+    assert train(config) == PREEMPTED
     assert len(calls) == 2  # found beside the run
     cached(tmp_path, "val").with_suffix(".json").write_text("[1")  # damaged
     cached(tmp_path, "train").unlink()
-    assert train(config, "x") == PREEMPTED
+    assert train(config) == PREEMPTED
     assert calls[2:] == ["train", "val"]
-    assert train(config, "x") == 0
+    assert train(config) == 0
     assert len(calls) == 4
 
 
@@ -121,13 +121,13 @@ def test_features_are_shared_by_runs_of_the_same_weights_and_data(
     ]
     for more in settings:
         config = tuned_config(tmp_path / "runs", pretrained, *data, *more, data=False)
-        assert train(config, "x") == 0
+        assert train(config) == 0
     assert calls == [tmp_path / "runs" / ".features"] * 2
     file = next(root.rglob("*.png"))
     Image.new("RGB", (20, 24), (9, 9, 9)).save(file)
     os.utime(file, ns=(0, 0))
     config = tuned_config(tmp_path / "runs", pretrained, *data, "tune=head", "name=d", data=False)
-    assert train(config, "x") == 0
+    assert train(config) == 0
     assert len(calls) == 3  # of the split that the file is in
 
 
@@ -135,7 +135,7 @@ def test_probe_on_stored_features_draws_the_attention_of_images(
     tmp_path: Path, pretrained: Path
 ) -> None:
     often = ["duration=2steps", "evaluate_every=2steps", "attention_every=2steps"]
-    assert train(tuned_config(tmp_path, pretrained, "tune=head", *often), "x") == 0
+    assert train(tuned_config(tmp_path, pretrained, "tune=head", *often)) == 0
     assert (tmp_path / "run" / "attention" / "step_00000002.png").exists()
 
 
@@ -155,7 +155,7 @@ def test_fingerprint_tells_weights_images_and_preprocessing_apart(
     }
     for name, (source, more) in changes.items():
         config = tuned_config(tmp_path / name, source, "tune=head", "duration=2steps", *more)
-        assert train(config, "x") == 0
+        assert train(config) == 0
         seen.append(fingerprints(tmp_path / name))
     assert seen[4] == seen[0]
     for split in ("train", "val"):
@@ -180,7 +180,7 @@ def test_unreadable_images_are_skipped_as_without_stored_features(
         config = tuned_config(
             tmp_path / cache, pretrained, *more, f"tune.cache={cache}", data=False
         )
-        assert train(config, "x") == 0
+        assert train(config) == 0
         losses.append([e["loss"] for e in metrics(tmp_path / cache)])
         listed = (tmp_path / cache / "run" / "skipped-0.jsonl").read_text().splitlines()
         assert {Path(json.loads(x)["image"]).name for x in listed} == {"3.png", "5.png"}

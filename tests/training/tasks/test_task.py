@@ -102,10 +102,10 @@ def test_task_of_ones_own_trains_evaluates_and_resumes_to_the_same_bits(
     monkeypatch.setattr(job, "select_task", task)
     more = ["max_batch_per_device=4", "checkpoint.best=loss", "optimizer.learning_rate=0.01"]
     settings = [*RICH, *more, "augment=none"]
-    assert train(small_config(tmp_path / "whole", *settings), "x") == 0
+    assert train(small_config(tmp_path / "whole", *settings)) == 0
     stop_after(monkeypatch, [3, 8])
     config = small_config(tmp_path / "stopped", *settings)
-    assert [train(config, "x") for _ in range(3)] == [PREEMPTED, PREEMPTED, 0]
+    assert [train(config) for _ in range(3)] == [PREEMPTED, PREEMPTED, 0]
     assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "stopped"))
     means = [{n: e[n] for n in task.measures} for e in metrics(tmp_path / "whole")]
     assert means[-1]["loss"] < means[0]["loss"]

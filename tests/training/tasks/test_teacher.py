@@ -24,7 +24,7 @@ from vision.training.loop import train
 from vision.training.run.distributed import World
 from vision.training.run.run_folder import PREEMPTED
 from vision.training.tasks.configs import DistillConfig
-from vision.training.tasks.teacher import ImageConversion, Teacher
+from vision.training.tasks.distillation import ImageConversion, Teacher
 
 WORLD = World(0, 1, torch.device("cpu"))
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
@@ -131,7 +131,7 @@ def test_teacher_that_cannot_teach_these_classes_is_refused(tmp_path: Path) -> N
 def test_refusal_of_a_teacher_comes_before_any_step(tmp_path: Path) -> None:
     few = a_run(tmp_path / "few")
     with pytest.raises(ConfigError, match=r"few has 4 classes.*the data has 8"):
-        train(small_config(tmp_path, "task=distill", f"task.teacher={few}"), "x")
+        train(small_config(tmp_path, "task=distill", f"task.teacher={few}"))
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
@@ -147,18 +147,18 @@ def test_resume_with_another_teacher_is_refused_unless_allowed(
     teacher = a_teacher(tmp_path)
     words = ["task=distill", f"task.teacher={teacher}", "duration=8steps"]
     stop_after(monkeypatch, [2])
-    assert train(small_config(tmp_path, *words), "x") == PREEMPTED
+    assert train(small_config(tmp_path, *words)) == PREEMPTED
     file = teacher / "checkpoints" / "best.safetensors"
     stored = read_checkpoint(file)
     write_checkpoint(file, {n: 2 * t for n, t in stored.tensors.items()}, stored.record)
     with pytest.raises(ConfigError, match=r"(?s)best\.safetensors has other weights.*another name"):
-        train(small_config(tmp_path, *words), "x")
+        train(small_config(tmp_path, *words))
     write_checkpoint(file, stored.tensors, stored.record)  # the old weights in a new file
     stop_after(monkeypatch, [4])
-    assert train(small_config(tmp_path, *words), "x") == PREEMPTED
+    assert train(small_config(tmp_path, *words)) == PREEMPTED
     write_checkpoint(file, {n: 2 * t for n, t in stored.tensors.items()}, stored.record)
     capsys.readouterr()
-    assert train(small_config(tmp_path, *words, "allow_changes=true"), "x") == 0
+    assert train(small_config(tmp_path, *words, "allow_changes=true")) == 0
     assert "resumed with the new ones" in capsys.readouterr().out
 
 

@@ -1,15 +1,22 @@
-"""`vision eval data=imagenet_family`: checkpoints on ImageNet's other test sets."""
+"""`vision eval data=imagenet_family`: checkpoints on ImageNet's other test sets.
+
+A model's classes are mapped to ImageNet's 1,000 by their synsets (WordNet).
+"""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import timm.data
 import torch
 from torch import Tensor
 
-from vision.config import ConfigError
+from vision.config import ConfigError, shorten
 from vision.data.configs import ImageNetFamilyConfig
+from vision.data.sources.wordnet import imagenet_synsets, readable_names
 from vision.evaluation.configs import EvalConfig
 from vision.evaluation.evaluate import Predictions
 from vision.evaluation.evaluate_checkpoints import Processes, predict_source, report_folder
@@ -19,7 +26,6 @@ from vision.evaluation.evaluated_model import (
     read_class_names,
     shown_path,
 )
-from vision.evaluation.imagenet_family.class_map import imagenet_columns, imagenet_logits
 from vision.evaluation.imagenet_family.family_figure import draw_family
 from vision.evaluation.imagenet_family.family_report import FamilyModel, FamilyReport, SetResult
 from vision.evaluation.imagenet_family.family_sets import FamilySet, find_sets
@@ -29,6 +35,8 @@ from vision.files import replacing, write_all, write_text
 
 SHOWN = 5
 """k of the second accuracy."""
+UNKNOWN = -1
+_TIMM: Any = timm.data  # without types
 
 
 @dataclass(frozen=True)
@@ -123,11 +131,10 @@ def score(one: FamilySet, predictions: Predictions, columns: Tensor) -> SetResul
     classes = one.classes
     logits = imagenet_logits(predictions.logits, columns, classes)
     ids = predictions.ids
+    right = torch.zeros(logits.shape, dtype=torch.bool)
     if one.accepted is None:
-        right = torch.zeros(logits.shape, dtype=torch.bool)
         right[torch.arange(len(ids)), torch.from_numpy(one.source.labels)[ids]] = True
     else:
-        right = torch.zeros(logits.shape, dtype=torch.bool)
         for row, index in enumerate(ids.tolist()):
             right[row, list(one.accepted[index])] = True
         kept = right.any(1)
@@ -145,6 +152,60 @@ def score(one: FamilySet, predictions: Predictions, columns: Tensor) -> SetResul
         right=hits[:, 0].numpy().astype(np.bool_),
         top5=float(hits.any(1).double().mean()),
     )
+
+
+def imagenet_columns(
+    classes: int, names: Sequence[str] | None, checkpoint: str
+) -> tuple[Tensor, list[str]]:
+    """The logit of each of ImageNet's 1,000 classes, −1 for a class that the model does not have;
+    and notes for readers.
+
+    Classes with names are matched by synset or by readable name; without, the number of classes
+    says which set they are of: ImageNet-1k, or the 12k, 21k and 22k that timm knows.
+    """
+    synsets, notes = imagenet_synsets(), []
+    subset = _TIMM.infer_imagenet_subset({"num_classes": classes})
+    if names is not None:
+        readable = dict(zip(readable_names(synsets), synsets, strict=True))
+        own = [name if name in set(synsets) else readable.get(name, "") for name in names]
+    else:
+        own = []
+    if not any(own):
+        if subset is None:
+            listed = f": {shorten(tuple(names))}" if names else ""
+            raise ConfigError(
+                f"data=imagenet_family: the {classes} classes of {checkpoint} are not ImageNet's"
+                f"{listed}. Give their names with class_names=names.txt: synsets such as "
+                "n01440764, one per line in the order of the logits."
+            )
+        own = list(_TIMM.ImageNetInfo(subset).label_names())
+        words = "in the usual order" if classes == len(synsets) else "mapped to 1,000 by synset"
+        notes.append(f"{classes:,} classes: assumed to be those of {subset}, {words}")
+    place = {synset: column for column, synset in enumerate(own) if synset}
+    columns = torch.tensor([place.get(synset, UNKNOWN) for synset in synsets])
+    if missing := [s for s, column in zip(synsets, columns.tolist(), strict=True) if column < 0]:
+        pairs = zip(missing, readable_names(tuple(missing)), strict=True)
+        named = shorten([" ".join(pair) for pair in pairs])
+        notes.append(
+            f"{len(missing)} of the 1,000 classes are unknown to the model, and its "
+            f"answers for their images count as wrong: {named}"
+        )
+    return columns, notes
+
+
+def imagenet_logits(
+    logits: Tensor, columns: Tensor, classes: Sequence[int] | None = None
+) -> Tensor:
+    """Logits (n, classes of the model) → (n, 1000); −∞ for classes that the model does not have or
+    that are not among `classes`.
+    """
+    found = logits[:, columns.clamp(min=0)]
+    left_out = columns < 0
+    if classes is not None:
+        allowed = torch.zeros_like(left_out)
+        allowed[list(classes)] = True
+        left_out |= ~allowed
+    return found.masked_fill(left_out, -torch.inf)
 
 
 def _check_same_images(results: list[FamilyModel]) -> None:

@@ -4,7 +4,6 @@ import io
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from vision.evaluation.imagenet_family.family_report import FamilyModel, FamilyReport
@@ -22,7 +21,6 @@ def draw_family(report: FamilyReport) -> bytes:
     parts = [part for part, there in (("sets", bool(names)), ("c", corrupted)) if there]
     rows = max(len(names), 3) * max(len(report.models), 2)
     figure = Figure(figsize=(1.5 + 5 * len(parts), 1.6 + 0.2 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
     panels = dict(zip(parts, figure.subplots(1, len(parts), squeeze=False)[0], strict=True))
     if "sets" in panels:
         _bars(panels["sets"], report, names)

@@ -71,14 +71,8 @@ class FamilyModel:
         wanted = {name: set(SEVERITIES) for name in CORRUPTIONS}
         if {name: set(found) for name, found in self.corruptions.items()} != wanted:
             return None
-        return float(
-            np.mean(
-                [
-                    np.mean(list(self.corruptions[name].values())) / alexnet
-                    for name, alexnet in CORRUPTIONS.items()
-                ]
-            )
-        )
+        errors = {name: np.mean(list(found.values())) for name, found in self.corruptions.items()}
+        return float(np.mean([errors[name] / alexnet for name, alexnet in CORRUPTIONS.items()]))
 
 
 def accuracy_draws(right: NDArray[np.bool_], resamples: int, seed: int) -> NDArray[np.float64]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, fields, is_dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from vision.evaluation.configs import HUBS
+from vision.evaluation.configs import HUBS, LOWER_IS_BETTER, SHARES
 from vision.evaluation.evaluate import Speed
-from vision.evaluation.model_metrics import LOWER_IS_BETTER, Difference, ModelMetrics
+from vision.evaluation.model_metrics import Difference, ModelMetrics
 from vision.evaluation.multi_label_metrics import TUNED, MultiLabelMetrics
 from vision.evaluation.neighbours import NeighboursAccuracy
 from vision.terminal import percent, plain
@@ -64,8 +65,6 @@ LABEL_DEFINITIONS = {
 }
 """Of several labels per image."""
 
-SHARES = ("top1", "top5", "balanced_accuracy", "macro_f1", "map", "micro_f1", "sample_f1")
-"""Metrics between 0 and 1, shown as percentages."""
 SHOWN = 5
 """Number of worst classes and of most confused pairs."""
 
@@ -304,29 +303,21 @@ def _details(model: ModelReport) -> list[Table]:
     """The classes with the lowest recall, and the most confused pairs; of several labels, those of
     the lowest average precision.
     """
+    columns = {"recall": "recall", "precision": "precision", "F1": "f1"}
     if isinstance(model.results, MultiLabelMetrics):
-        return [_worst_labels(model.name, model.results)]
-    known = [row for row in model.results.classes if row.recall is not None]
-    columns = ("class", "images", "recall", "precision", "F1")
-    worst = _titled(f"{model.name}: worst classes", *columns)
-    for row in sorted(known, key=lambda row: row.recall or 0.0)[:SHOWN]:
-        fractions = [_number(value, ".3f") for value in (row.recall, row.precision, row.f1)]
+        columns = {"AP": "average_precision", "threshold": "threshold", **columns}
+    by = next(iter(columns.values()))
+    worst = _titled(f"{model.name}: worst classes", "class", "images", *columns)
+    known = [row for row in model.results.classes if getattr(row, by) is not None]
+    for row in sorted(known, key=attrgetter(by))[:SHOWN]:
+        fractions = (_number(getattr(row, field), ".3f") for field in columns.values())
         worst.add_row(plain(row.name), f"{row.images:,}", *fractions)
+    if isinstance(model.results, MultiLabelMetrics):
+        return [worst]
     pairs = _titled(f"{model.name}: most confused", "actual", "predicted", "images")
     for pair in model.results.confused[:SHOWN]:
         pairs.add_row(plain(pair.actual), plain(pair.predicted), f"{pair.images:,}")
     return [worst, pairs] if model.results.confused else [worst]
-
-
-def _worst_labels(name: str, results: MultiLabelMetrics) -> Table:
-    columns = ("class", "images", "AP", "threshold", "recall", "precision", "F1")
-    table = _titled(f"{name}: worst classes", *columns)
-    known = [row for row in results.classes if row.average_precision is not None]
-    for row in sorted(known, key=lambda row: row.average_precision or 0.0)[:SHOWN]:
-        values = (row.average_precision, row.threshold, row.recall, row.precision, row.f1)
-        cells = (_number(value, ".3f") for value in values)
-        table.add_row(plain(row.name), f"{row.images:,}", *cells)
-    return table
 
 
 def _titled(title: str, *columns: str) -> Table:

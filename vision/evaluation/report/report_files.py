@@ -6,7 +6,7 @@ import csv
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from importlib.resources import files
 from importlib.util import find_spec
@@ -272,16 +272,14 @@ def _write_parquet(path: Path, parts: Iterator[dict[str, list[Any]]]) -> None:
     import pyarrow  # type: ignore[import-untyped]
     from pyarrow import parquet
 
-    writer = None
-    try:
+    with ExitStack() as stack:
+        writer = None
         for columns in parts:
             # File names may contain bytes that are not valid text; Parquet requires text.
             columns["name"] = [
                 name.encode("utf-8", "backslashreplace").decode() for name in columns["name"]
             ]
             table = pyarrow.table(columns)
-            writer = writer or parquet.ParquetWriter(path, table.schema)
+            if writer is None:
+                writer = stack.enter_context(parquet.ParquetWriter(path, table.schema))
             writer.write_table(table)
-    finally:
-        if writer is not None:
-            writer.close()

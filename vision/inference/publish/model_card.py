@@ -9,8 +9,9 @@ from typing import Any
 import yaml
 
 from vision import __version__
+from vision.evaluation.configs import SHARES
 from vision.evaluation.model_metrics import ModelMetrics
-from vision.evaluation.report.eval_report import FLIPS, LABEL_ROWS, ROWS, SHARES, Report
+from vision.evaluation.report.eval_report import FLIPS, LABEL_ROWS, ROWS, Report
 from vision.inference.predict import Loaded
 from vision.models.configs import TimmConfig
 from vision.terminal import percent

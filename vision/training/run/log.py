@@ -1,4 +1,5 @@
-"""What a run reports, on the terminal, in `metrics.jsonl`, and to wandb, whose only door this is.
+"""What a run reports, on the terminal, in `metrics.jsonl`, and to wandb and TensorBoard, whose only
+door this is.
 
 Only the main process does.
 """
@@ -6,6 +7,7 @@ Only the main process does.
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +22,8 @@ from vision.files import sync_file, sync_folder
 from vision.terminal import percent, plain
 from vision.training.configs import TrainConfig
 from vision.training.run.run_folder import BY_CLASS, writing
-from vision.training.run.story import left_out, summary, warnings, write_readme
-from vision.training.run.tensorboard import add_settings, open_board
+from vision.training.run.run_settings import flat
+from vision.training.run.story import left_out, next_commands, summary, warnings, write_readme
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -93,7 +95,7 @@ class Reporter:
         self.metrics = job.run.metrics
         self.log = job.run.folder / "log.txt"
         if job.config.log.tensorboard:
-            self.board = open_board(job.run.folder, job.state.step)
+            self.board = _open_board(job.run.folder, job.state.step)
 
     def summarize(self, job: "TrainingJob") -> None:
         """Print the load report, a summary of the run, and warnings."""
@@ -188,24 +190,10 @@ class Reporter:
             self.say(f"Step {job.state.best_step}, the best: {shown}")
         for warning in left_out(job):
             self.warn(warning)
-        data = " data=folder data.root=…" if job.config.data.kind == "python" else ""
-        commands = {
-            f"python eval.py checkpoint={folder}{data}": "evaluate its best checkpoint",
-            f"vision predict checkpoint={folder} images=photos/": "classify your own images",
-            f"vision visualize checkpoint={folder} images=photos/ page=true": "see where it looks",
-            f"vision export checkpoint={folder} format=onnx": "use it elsewhere",
-        }
-        if not job.data.train.classes:
-            commands = {
-                f"python train.py recipe=finetune model=auto init={folder} data=…": "train a head",
-                f"python eval.py checkpoint={folder} neighbours=20 data=…": "evaluate its features",
-                f"vision convert source={folder} format=timm output=…": "use it elsewhere",
-            }
-        if job.start.config.kind == "timm":  # a baseline: most have no attention
-            commands = {c: purpose for c, purpose in commands.items() if "visualize" not in c}
+        commands = next_commands(job)
         write_readme(job, best, commands)
         if self.board is not None:
-            add_settings(self.board, job.config, {metric: job.state.best})
+            _add_settings(self.board, job.config, {metric: job.state.best})
         width = max(map(len, commands))
         self.say("Next:")
         for command, purpose in commands.items():
@@ -292,3 +280,26 @@ def _start_wandb(config: TrainConfig, folder: Path, run_id: str | None) -> Any:
     run.define_metric("step", hidden=True)
     run.define_metric("*", step_metric="step")
     return run
+
+
+def check_board() -> None:
+    """Refuse a run that asks for TensorBoard where the package is not installed."""
+    if find_spec("tensorboard") is None:
+        raise ConfigError(
+            "log.tensorboard=true needs the package: pip install 'vit-swin[tensorboard]'."
+        )
+
+
+def _open_board(run: Path, step: int) -> Any:
+    """A writer into the run's folder; what an earlier start wrote after `step` is hidden."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(run / "tensorboard"), purge_step=step + 1 if step else None)
+
+
+def _add_settings(board: Any, config: TrainConfig, results: Mapping[str, float | None]) -> None:
+    """The settings with the results that they led to, for TensorBoard's table of runs."""
+    settings = flat(config.model_dump(mode="json"))
+    shown = {k: v if isinstance(v, bool | int | float) else str(v) for k, v in settings.items()}
+    numbers = {f"best/{name}": value for name, value in results.items() if value is not None}
+    board.add_hparams(shown, numbers, run_name=".")

@@ -1,29 +1,27 @@
-"""Memory: the parts of a batch that fit a device, what `vision info` says of several GPUs, and
-advice where memory runs out.
+"""Memory by trial: the part of a batch that fits a device, and the error where memory runs out.
+Also what `vision info` says of several GPUs.
 """
 
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vision.config import ConfigError, UserError
+from vision.config import UserError
 from vision.models.configs import ModelConfig
 from vision.models.cost.count import format_bytes
 from vision.models.layers import Grid
 from vision.training.configs import TrainConfig
 from vision.training.run.distributed import World
-from vision.training.run.step_memory import StepMemory
+from vision.training.run.step_memory import StepMemory, memory_remedy
 from vision.training.step import forward_backward, kept_buffers
 from vision.training.tasks.task import Task
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-SURE = 0.5
-"""Part of a device's memory below which an estimate is not tried."""
 IMAGES = (1, 8, 32, 128)
 """Images in one forward pass on one device, in the table of `vision info world=8`."""
 
@@ -40,9 +38,13 @@ def memory_advice(
     """
     if not _is_out_of_memory(error):
         return None
+    return _out_of_memory(micro_batch, device, elastic)
+
+
+def _out_of_memory(images: int, device: torch.device, elastic: int | None) -> OutOfMemoryError:
     return OutOfMemoryError(
-        f"out of memory at {micro_batch} images per device (peak {_peak(device):.1f} GiB). "
-        f"{_advice(micro_batch, elastic)}"
+        f"out of memory at {images} image{'' if images == 1 else 's'} per device (peak "
+        f"{_peak(device):.1f} GiB). {memory_remedy(images, elastic, images // 2)}"
     )
 
 
@@ -53,49 +55,16 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
-def accumulation(task: Task[Any], memory: StepMemory) -> int:
-    """The number of equal parts in which a device works through its share of a batch.
-
-    With `auto`, a run that is resumed has the micro-batch that it was started with, whatever memory
-    is free: with another one it would learn the same, but not to the bit. With `elastic`, the parts
-    are the virtual ranks.
+def largest_in_trial(task: Task[Any], memory: StepMemory, sizes: Sequence[int]) -> int:
+    """The first of these numbers of images that a step has memory for, by trial where the estimate
+    is not sure.
     """
-    config, world = task.config, task.world
-    if config.elastic is not None:
-        return task.shares
-    if config.batch_size % world.size:
-        raise ConfigError(
-            f"batch_size = {config.batch_size} cannot be shared equally by {world.size} processes; "
-            f"choose a multiple of {world.size}."
-        )
-    share = config.batch_size // world.size
-    limit = config.max_batch_per_device
-    if limit == "auto":
-        before = task.run.status().get("micro_batch")
-        limit = largest_that_fits(memory, share, task) if before is None else int(before)
-    largest = limit or share
-    fitting = (n for n in range(1, share + 1) if share % n == 0 and share // n <= largest)
-    return world.max(next(fitting))[0]
-
-
-def largest_that_fits(memory: StepMemory, at_most: int, task: Task[Any]) -> int:
-    """The largest equal part of a device's share, up to `at_most`, that a step has memory for: by
-    estimate, then by trial on a GPU, unless the estimate is far below its memory. On a CPU the
-    estimate decides: without memory it ends the process instead of refusing.
-    """
-    device = task.world.device
-    for size in memory.sizes_that_fit(at_most) or [1]:
-        there = memory.available
-        if there is not None and (device.type == "cpu" or memory.peak(size) < SURE * there):
+    for size in sizes:
+        if memory.is_sure(size) or _fits(task, size):
             return size
-        if _fits(task, size):
-            return size
-        if device.type == "cuda":
+        if task.world.device.type == "cuda":
             torch.cuda.empty_cache()
-    raise OutOfMemoryError(
-        f"out of memory with a single image per device (peak {_peak(device):.1f} GiB). "
-        f"{_advice(1, None)}"
-    )
+    raise _out_of_memory(1, task.world.device, None)
 
 
 def _fits(task: Task[Any], size: int) -> bool:
@@ -137,20 +106,6 @@ def _peak(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts in KiB
-
-
-def _advice(micro_batch: int, elastic: int | None) -> str:
-    if micro_batch > 1 and elastic is not None:
-        return f"Try elastic={2 * elastic} in a new run: the micro-batches are half as large."
-    if micro_batch > 1:
-        return (
-            f"Try max_batch_per_device={micro_batch // 2}: the batch stays the same, gradients are "
-            "accumulated."
-        )
-    return (
-        "Try model.checkpoint_activations=true, precision=bf16, parallel=fsdp on several devices, "
-        "or smaller images (data.image_size)."
-    )
 
 
 def memory_per_rank(

@@ -21,24 +21,23 @@ Whether there is a run to resume, and from where, the checkpoints decide. Withou
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, TypeVar
 
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.native.checkpoint_folder import latest
 from vision.checkpoints.native.header import read_record
 from vision.config import ConfigError, UserError
-from vision.files import make_folder, replacing, sync_file, write_text
+from vision.evaluation.configs import LOWER_IS_BETTER
+from vision.files import make_folder, replacing, sync_file, write_all
 from vision.training.configs import TrainConfig
-from vision.training.run.run_settings import changes, run_name
+from vision.training.run.run_settings import auto_folder, changes
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
+T = TypeVar("T")
 
-LOWER_IS_BETTER = ("loss", "loss_flipped")
 BY_CLASS = ("balanced_accuracy", "macro_f1")
 """Means over classes, which differ from the accuracy where classes are unequal."""
 
@@ -121,21 +120,19 @@ class Run:
 
     def write(self, name: str, values: Mapping[str, Any]) -> None:
         """Replace a JSON file of the run."""
-        self._write(name, json.dumps(values, indent=1) + "\n")
+        self.write_text(name, json.dumps(values, indent=1) + "\n")
 
-    def write_image(self, name: str, image: "Image") -> None:
-        """Replace an image of the run."""
+    def write_text(self, name: str, text: str) -> None:
+        """Replace a text file of the run."""
+        self.write_bytes(name, text.encode())
+
+    def write_bytes(self, name: str, content: bytes) -> None:
+        """Replace a file of the run."""
         file = self.folder / name
         with writing(file):
             make_folder(file.parent)
             with replacing(file) as stream:
-                image.save(stream, format="png")
-
-    def _write(self, name: str, text: str) -> None:
-        file = self.folder / name
-        with writing(file):
-            make_folder(file.parent)
-            write_text(file, text)
+                write_all(stream, content)
 
     def store_unreadable(self, rank: int, reasons: Mapping[str, str]) -> None:
         """Add the images that a process could not read, with the reasons, to those that it could
@@ -145,7 +142,7 @@ class Run:
         before = _lines(self.folder / name)
         lines = {json.dumps({"image": n, "reason": reason}) for n, reason in reasons.items()}
         if not lines <= before:
-            self._write(name, "".join(f"{line}\n" for line in sorted(lines | before)))
+            self.write_text(name, "".join(f"{line}\n" for line in sorted(lines | before)))
 
     def unreadable(self) -> int:
         """Number of images that the processes could not read, since the start of the run."""
@@ -215,10 +212,14 @@ class Run:
 
     def newest_record(self) -> Mapping[str, Any]:
         """The record of the newest readable checkpoint; empty if there is none."""
+        return self.read_newest(read_record) or {}
+
+    def read_newest(self, read: Callable[[Path], T]) -> T | None:
+        """What is read from the newest readable checkpoint; None if there is none."""
         for path in latest(self.checkpoints):
             with suppress(CheckpointError):  # resuming warns about it, and takes the one before
-                return read_record(path)
-        return {}
+                return read(path)
+        return None
 
     def events(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`, except a last one that is not complete."""
@@ -240,7 +241,7 @@ class Run:
                 for line, event in self._events(step)
                 if event["step"] <= last.get(event["split"], evaluated)
             ]
-            self._write(self.metrics.name, "".join(f"{line}\n" for line in kept))
+            self.write_text(self.metrics.name, "".join(f"{line}\n" for line in kept))
 
     def _events(self, step: int | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
         """Lines of `metrics.jsonl` with their content. A damaged line is an error if one of
@@ -266,12 +267,14 @@ class Run:
             yield line, event
 
 
-def find_run(config: TrainConfig, label: str) -> Run:
-    """The run that a config names, whether it exists or not."""
-    name = config.name
-    if name == "auto":
-        name = run_name(config.model_dump(mode="json"), label)
-    return Run(Path(config.output) / name)
+def find_run(config: TrainConfig, chosen: Mapping[str, str]) -> Run:
+    """The run that a config names, whether it exists or not; `chosen` has the choice in each group
+    of settings, which `name=auto` follows from.
+    """
+    output = Path(config.output)
+    if config.name != "auto":
+        return Run(output / config.name)
+    return Run(auto_folder(output, config.model_dump(mode="json"), chosen))
 
 
 def better(metric: str, new: float, old: float) -> bool:

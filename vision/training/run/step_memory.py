@@ -12,6 +12,7 @@ import math
 import os
 from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +31,18 @@ from vision.models.cost.live_memory import LiveMemory
 from vision.models.layers import Classifier, Grid
 from vision.models.reconstruction import MaskedModel
 from vision.training.configs import TrainConfig
-from vision.training.elastic_settings import virtual_ranks_of_each
+from vision.training.elastic import virtual_ranks_of_each
 from vision.training.optim import build_optimizer
 from vision.training.run.distributed import World
 from vision.training.state import start_average
-from vision.training.tasks.configs import DistillConfig, MaskedConfig
+from vision.training.tasks.configs import DistillConfig, MaskedConfig, TuneAllConfig, TuneHeadConfig
+from vision.training.tasks.distillation import teacher_bytes
 from vision.training.tasks.masked_model import masked_model
-from vision.training.tasks.teacher import teacher_bytes
 from vision.training.tune import freeze
-from vision.training.tune_settings import TuneAllConfig, TuneHeadConfig
 
-REFUSED, WARNED = 1.5, 0.9
-"""Parts of a device's memory above which a run is refused or warned about. The estimate may be too
-high, and systems swap and compress."""
+REFUSED, WARNED, SURE = 1.5, 0.9, 0.5
+"""Parts of a device's memory above which a run is refused, warned about or tried. The estimate may
+be too high, and systems swap and compress."""
 _GIVEN_UP = 8
 """Part of a device's memory at which an estimate ends."""
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -50,24 +50,19 @@ _FILES = {"": "memory.max", "memory": "memory.limit_in_bytes"}
 """Files with the limit of a control group: of version 2, and of the memory controller of 1."""
 
 
+@dataclass(eq=False)
 class StepMemory:
     """Memory of the steps of a run on one device, in bytes, by images in one forward pass."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        model: ModelConfig,
-        image_size: Grid,
-        channels: int,
-        classes: int,
-        world: World,
-    ) -> None:
-        self.config, self.image_size, self.channels, self.world = (
-            config,
-            image_size,
-            channels,
-            world,
-        )
+    config: TrainConfig
+    model: ModelConfig
+    image_size: Grid
+    channels: int
+    classes: int
+    world: World
+
+    def __post_init__(self) -> None:
+        config, world = self.config, self.world
         self.available = device_memory(world.device)
         """Memory of the device; None where that, or what the run needs, is unknown."""
         self.share = max(1, config.batch_size // world.size)
@@ -83,22 +78,13 @@ class StepMemory:
         """Largest number of sums of gradients that wait for those of further virtual ranks."""
         self._live = LiveMemory(_GIVEN_UP * self.available if self.available else math.inf)
         self._peaks: dict[int, float] = {}
-        self._model_config = model
-        self._update = self._counted(
-            lambda: self._peak_of_update(
-                self._trained_model(
-                    build_model(
-                        model, image_size, channels=channels, classes=classes, device="meta"
-                    )
-                )
-            )
-        )
+        self._update = self._counted(self._peak_of_update)
 
     def peak(self, images: int) -> float:
         """The larger peak of a backward pass and an update, beside a teacher; infinite if it is far
         above what the device has.
         """
-        if isinstance(self._model_config, TimmConfig):
+        if isinstance(self.model, TimmConfig):
             images = max(images, 2)  # batch norms refuse a single value per channel
         if images not in self._peaks and self._update < math.inf:
             backward = self._counted(lambda: self._peak_of_backward(images))
@@ -113,6 +99,14 @@ class StepMemory:
         if self.available is not None:
             sizes = sizes[: bisect_right(sizes, WARNED * self.available, key=self.peak)]
         return sizes[::-1]
+
+    def is_sure(self, images: int) -> bool:
+        """Whether these fit without a trial: the estimate is far below the memory. On a CPU it
+        decides alone: without memory that ends the process instead of refusing.
+        """
+        if self.available is None:
+            return False
+        return self.world.device.type == "cpu" or self.peak(images) < SURE * self.available
 
     def check(self) -> None:
         """Refuse a run that needs far more memory than the device has."""
@@ -150,18 +144,9 @@ class StepMemory:
 
     def _remedy(self, images: int) -> str:
         height, width = self.image_size
+        fitting = next(iter(self.sizes_that_fit(images - 1)), None)
         smaller = f"images smaller than {height} × {width} (data.image_size)"
-        if images > 1 and self.config.elastic is not None:
-            return f"Try elastic={2 * self.config.elastic}, for micro-batches of half the size."
-        if images > 1 and (fitting := self.sizes_that_fit(images - 1)):
-            return (
-                f"Try max_batch_per_device={fitting[0]}: the batch stays the same, gradients are "
-                f"accumulated; or {smaller}."
-            )
-        return (
-            f"Try {smaller}, a smaller model, model.checkpoint_activations=true, precision=bf16, "
-            f"or parallel=fsdp on several devices{': a single image is too much' * (images > 1)}."
-        )
+        return memory_remedy(images, self.config.elastic, fitting, smaller)
 
     def _counted(self, peak: Callable[[], float]) -> float:
         """A peak, computed while memory is counted."""
@@ -171,44 +156,48 @@ class StepMemory:
             except MemoryError:
                 return math.inf
             except (ArithmeticError, AttributeError, RuntimeError, TypeError, ValueError):
-                if not isinstance(self._model_config, TimmConfig):
+                if not isinstance(self.model, TimmConfig):
                     raise
                 self.available = None  # some models of timm look at contents
                 return 0.0
 
-    def _trained_model(self, model: Classifier) -> Classifier:
-        """The model with what the task adds to it."""
-        task = self.config.task
+    def _trained_model(self) -> Classifier:
+        """The model with what the task adds to it, on `meta`."""
+        task, size, channels = self.config.task, self.image_size, self.channels
+        model = build_model(
+            self.model, size, channels=channels, classes=self.classes, device="meta"
+        )
         if not isinstance(task, MaskedConfig):
             return model
-        return masked_model(task, model, self.image_size, self.channels, self.config.seed)
+        return masked_model(task, model, size, channels, self.config.seed)
 
     def _loss(self, images: Tensor) -> Tensor:
         """The loss of a batch, of the shape and type of any other."""
-        if isinstance(self._model, MaskedModel):
-            mask = torch.zeros(len(images), *self._model.encoder.grid, dtype=torch.bool)
-            return self._model.losses(self._model(images, mask), images, mask).mean()
-        logits = self._model(images)
+        if isinstance(self._module, MaskedModel):
+            mask = torch.zeros(len(images), *self._module.encoder.grid, dtype=torch.bool)
+            return self._module.losses(self._module(images, mask), images, mask).mean()
+        logits = self._module(images)
         return F.cross_entropy(logits.float(), torch.zeros_like(logits, dtype=torch.float32))
 
-    def _peak_of_update(self, model: Classifier) -> float:
+    def _peak_of_update(self) -> float:
         """Peak of an update. Afterwards everything is there that lasts from step to step."""
         config, live = self.config, self._live
-        self._model = model.train()
-        if getattr(self._model_config, "checkpoint_activations", False):
+        model = self._trained_model()
+        self._module = model.train()
+        if getattr(self.model, "checkpoint_activations", False):
             lists = (part for part in model.modules() if isinstance(part, nn.ModuleList))
             for block in (block for blocks in lists for block in blocks):
                 block.forward = self._recomputed(block.forward)
         if not isinstance(config.tune, TuneAllConfig):
-            freeze(self._model, config.tune, config.seed)
-        self._trained = [p for p in self._model.parameters() if p.requires_grad]
+            freeze(self._module, config.tune, config.seed)
+        self._trained = [p for p in self._module.parameters() if p.requires_grad]
         self._lasting: list[object] = []
         if config.ema is not None:
-            self._lasting.append(start_average(self._model))
+            self._lasting.append(start_average(self._module))
         if self.world.size > 1 and config.parallel == "ddp" and config.elastic is None:
             self._lasting.append(self._gradients())  # the buckets that processes exchange
         self._optimizer = build_optimizer(
-            self._model, config.optimizer, bfloat16=config.precision == "bf16"
+            self._module, config.optimizer, bfloat16=config.precision == "bf16"
         )
         self._accumulate()
         try:
@@ -234,7 +223,7 @@ class StepMemory:
                 batch = torch.zeros(images, self.channels, *self.image_size)
                 if cached:
                     with torch.no_grad():
-                        self._model(batch)
+                        self._module(batch)
                 else:
                     self._loss(batch).backward()
             if config.elastic is not None and not cached:
@@ -268,6 +257,28 @@ class StepMemory:
         """The part of weights, states and gradients that FSDP leaves to other processes."""
         sharded = self.config.parallel == "fsdp" and self.world.size > 1
         return lasting * (1 - 1 / self.world.size) if sharded else 0.0
+
+
+def memory_remedy(
+    images: int,
+    elastic: int | None,
+    fitting: int | None,
+    smaller: str = "smaller images (data.image_size)",
+) -> str:
+    """What to try where a step with this number of images per device has not enough memory;
+    `fitting` is a smaller number that may have.
+    """
+    if images > 1 and elastic is not None:
+        return f"Try elastic={2 * elastic} in a new run, for micro-batches of half the size."
+    if images > 1 and fitting is not None:
+        return (
+            f"Try max_batch_per_device={fitting}: the batch stays the same, gradients are "
+            f"accumulated; or {smaller}."
+        )
+    return (
+        f"Try {smaller}, a smaller model, model.checkpoint_activations=true, precision=bf16, or "
+        f"parallel=fsdp on several devices{': a single image is too much' * (images > 1)}."
+    )
 
 
 def checked_memory(

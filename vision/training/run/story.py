@@ -22,13 +22,13 @@ import numpy as np
 import torch
 
 import vision
+from vision.checkpoints.open import OpenedModel
 from vision.data.preprocess import NAMES
 from vision.data.sources.folder import ignored_line
 from vision.data.sources.subsets import imbalance
-from vision.files import replacing, write_all, write_text
 from vision.terminal import elapsed
 from vision.training.configs import TrainConfig
-from vision.training.run.run_folder import Run, writing
+from vision.training.run.run_folder import Run
 from vision.training.tasks.configs import MultiLabelConfig
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 _PANELS = {"loss": ("loss",), "accuracy": ("top1",), "learning rate": ("learning_rate",)}
 """Panels of the curves, with the numbers in each; those that a task does not have are left out."""
 _COLORS = {"train": "#888888", "val": "#1f77b4", "val_ema": "#d95f02"}
+LARGE, SMALLER = 384, 224
+"""Sides of images: above the first, the cost of a size that the weights decide is said."""
 _PACKAGES = ("torchvision", "timm", "numpy", "hydra-core")
 
 
@@ -73,6 +75,25 @@ def summary(job: "TrainingJob") -> dict[str, str]:
         "memory": job.start.memory.line(job.micro_batch),
         "run": f"{job.run.folder}" + (f", from step {job.state.step}" if job.state.step else ""),
     }
+
+
+def size_line(opened: OpenedModel, chosen: bool) -> list[str]:
+    """A line of the report where the weights were trained on images of another size, or where their
+    size is `chosen` for the run and large.
+    """
+    if opened.trained_size == opened.image_size:
+        height, width = opened.image_size
+        if not chosen or max(height, width) <= LARGE:
+            return []
+        more = height * width / SMALLER**2
+        return [
+            f"size      {height} × {width} as the weights were trained: {more:.1f} × the pixels of "
+            f"{SMALLER} × {SMALLER}, and about as much time and memory; data.image_size={SMALLER} "
+            "is the smaller choice"
+        ]
+    sizes = (opened.trained_size, opened.image_size)
+    before, after = (f"{height} × {width}" for height, width in sizes)
+    return [f"size      trained on {before} pixels; this run has {after} (data.image_size)"]
 
 
 def warnings(job: "TrainingJob") -> Iterator[str]:
@@ -137,14 +158,11 @@ def write_csv(run: Run) -> None:
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(events)
-    file = run.folder / "metrics.csv"
-    with writing(file):
-        write_text(file, text.getvalue())
+    run.write_text("metrics.csv", text.getvalue())
 
 
 def draw_curves(run: Run) -> None:
     """Replace `curves.png`."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     events = run.events()
@@ -154,7 +172,6 @@ def draw_curves(run: Run) -> None:
         if any(name in event for event in events for name in names)
     }
     figure = Figure(figsize=(4 * len(panels), 3), layout="constrained")
-    FigureCanvasAgg(figure)
     for axes, (title, names) in zip(
         figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
     ):
@@ -171,11 +188,9 @@ def draw_curves(run: Run) -> None:
             axes.legend()
         if title == "accuracy":
             axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
-    file = run.folder / "curves.png"
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=110)
-    with writing(file), replacing(file) as target:
-        write_all(target, drawn.getvalue())
+    run.write_bytes("curves.png", drawn.getvalue())
 
 
 def write_environment(run: Run, world: "World") -> None:
@@ -214,6 +229,27 @@ def _commit() -> str | None:
     return commit.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
+def next_commands(job: "TrainingJob") -> dict[str, str]:
+    """Commands to continue with after a run, each with its purpose."""
+    folder = job.run.folder
+    data = " data=folder data.root=…" if job.config.data.kind == "python" else ""
+    commands = {
+        f"python eval.py checkpoint={folder}{data}": "evaluate its best checkpoint",
+        f"vision predict checkpoint={folder} images=photos/": "classify your own images",
+        f"vision visualize checkpoint={folder} images=photos/ page=true": "see where it looks",
+        f"vision export checkpoint={folder} format=onnx": "use it elsewhere",
+    }
+    if not job.data.train.classes:
+        commands = {
+            f"python train.py recipe=finetune model=auto init={folder} data=…": "train a head",
+            f"python eval.py checkpoint={folder} neighbours=20 data=…": "evaluate its features",
+            f"vision convert source={folder} format=timm output=…": "use it elsewhere",
+        }
+    if job.start.config.kind == "timm":  # a baseline: most have no attention
+        commands = {c: purpose for c, purpose in commands.items() if "visualize" not in c}
+    return commands
+
+
 def write_readme(job: "TrainingJob", best: str, commands: Mapping[str, str]) -> None:
     """The result of a finished run, its parts, and commands to continue with."""
     state, parts = job.state, summary(job)
@@ -229,6 +265,4 @@ def write_readme(job: "TrainingJob", best: str, commands: Mapping[str, str]) -> 
         lines += ["", "![loss, accuracy and learning rate](curves.png)"]
     lines += ["", "Next:", ""]
     lines += [f"    {command}  # {purpose}" for command, purpose in commands.items()]
-    file = job.run.folder / "README.md"
-    with writing(file):
-        write_text(file, "\n".join(lines) + "\n")
+    job.run.write_text("README.md", "\n".join(lines) + "\n")

@@ -1,29 +1,45 @@
 """Classification of images: augmented, mixed (Mixup, CutMix) and smoothed."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from PIL.Image import Image
 from torch import Tensor, nn
 
 from vision.config import ConfigError, shorten
-from vision.data.batches import Batch, evaluation_batches
+from vision.data.batches import Batch
 from vision.data.configs import DataConfig, FolderConfig
 from vision.data.images.mixing import mix_batch
 from vision.data.sources.folder import list_classes
+from vision.data.sources.source import Labels, class_sizes
 from vision.data.tools.contact_sheet import contact_sheet
 from vision.evaluation.evaluate import evaluate, evaluation_mode
 from vision.models.build import autocast
 from vision.models.layers import Activation
 from vision.terminal import percent
-from vision.training.tasks.class_balance import ClassBalance, class_balance
 from vision.training.tasks.configs import LossConfig
-from vision.training.tasks.task import ImageTask
+from vision.training.tasks.task import ImageTask, Task, sums_of
+
+Floats = NDArray[np.float64]
 
 TRAINING, VALIDATION = 32, 16
 """Largest number of images on a sheet."""
+
+
+@dataclass(frozen=True)
+class ClassBalance:
+    """What the loss does about unequal classes; None: nothing."""
+
+    weights: Tensor | None = None
+    """float32 (classes,): weight of each class, of mean 1 over the images as they are sampled. The
+    loss is then a plain mean over images, whatever batch or process they are in."""
+    shift: Tensor | None = None
+    """float32 (classes,): τ · log(share), added to the logits in training."""
 
 
 class Classification(ImageTask):
@@ -39,16 +55,7 @@ class Classification(ImageTask):
         super().__post_init__()
         self.classes = self.data.train.classes
         self.model.activation = self.activation
-        if self.activation == "softmax":
-            check_classes(self.config.data, self.classes)
-        check_loss(self.config.loss, self.config.augment.label_smoothing, len(self.classes))
-        self.balance = class_balance(
-            self.config.loss,
-            self.data.train.labels,
-            self.classes,
-            self.config.data.sampling,
-            self.world.device,
-        )
+        self.balance = checked_balance(self)
 
     def inputs(self, batch: Batch, step: int, part: int) -> tuple[Tensor, Tensor]:
         """Normalised and mixed images with their targets (n, classes)."""
@@ -74,12 +81,9 @@ class Classification(ImageTask):
     def evaluate(self, batch_size: int) -> dict[str, float]:
         """The metrics of `vision.evaluation.metrics`."""
         world = self.world
-        batches = evaluation_batches(
-            self.val_loader, batch_size, world.rank, world.size, self.shares
-        )
         return evaluate(
             self.module,
-            self.stop.until(batches, world),
+            self.validation_batches(batch_size),
             self.data.preprocess,
             len(self.classes),
             world.device,
@@ -173,8 +177,76 @@ def loss_and_sums(
     """The mean loss, and the sums (loss, correct predictions, images) for targets (n, classes)."""
     loss = training_loss(logits, targets, config, balance)
     correct = (logits.detach().argmax(1) == targets.argmax(1)).sum()
-    count = loss.new_full((), len(targets))  # new_tensor would make the host wait for the device
-    return loss, torch.stack([loss.detach() * count, correct.to(loss.dtype), count])
+    return loss, sums_of(loss, len(targets), correct)
+
+
+def checked_balance(task: Task[Any]) -> ClassBalance:
+    """The balance of a classifier's run, refused where its loss does not fit its classes."""
+    config, train = task.config, task.data.train
+    if not train.multi_label:
+        check_classes(config.data, train.classes)
+    check_loss(config.loss, config.augment.label_smoothing, len(train.classes))
+    sampling = config.data.sampling
+    return class_balance(config.loss, train.labels, train.classes, sampling, task.world.device)
+
+
+def class_balance(
+    config: LossConfig,
+    labels: Labels,
+    classes: tuple[str, ...],
+    sampling: Literal["uniform", "balanced"],
+    device: torch.device,
+) -> ClassBalance:
+    """The balance of a run on training images with these labels; refused where it has none. Classes
+    have the share that they are sampled with: with data.sampling=balanced all have the same.
+    """
+    counts = class_sizes(labels, len(classes)).astype(np.float64)
+    shares = counts if sampling == "uniform" else (counts > 0).astype(np.float64)
+    shares = shares / max(shares.sum(), 1.0)
+    weights = shift = None
+    if config.class_weights != "none":
+        found = class_weights(config, counts, shares)
+        weights = torch.tensor(found, dtype=torch.float32, device=device)
+    if config.logit_adjustment:
+        if (counts == 0).any():
+            raise ConfigError(
+                f"loss.logit_adjustment = {config.logit_adjustment:g}: the class "
+                f"'{classes[int(counts.argmin())]}' has no training images, so the logarithm of "
+                "its share is not finite; use 0, or data without empty classes."
+            )
+        adjusted = config.logit_adjustment * np.log(shares)
+        shift = torch.tensor(adjusted, dtype=torch.float32, device=device)
+    return ClassBalance(weights, shift)
+
+
+def class_weights(config: LossConfig, counts: Floats, shares: Floats) -> Floats:
+    """The weight of every class, of mean 1 over images in which classes have these shares. A class
+    without images has none.
+    """
+    present = counts > 0
+    match config.class_weights:
+        case "none":
+            raw = np.ones_like(counts)
+        case "balanced":
+            raw = 1 / np.maximum(counts, 1)
+        case "effective":
+            beta = config.effective_beta
+            raw = (1 - beta) / (1 - beta ** np.maximum(counts, 1))
+        case given:
+            if len(given) != len(counts):
+                raise ConfigError(
+                    f"loss.class_weights has {len(given)} numbers, but the data has {len(counts)} "
+                    "classes; give one for each, in their order (`vision data check=true`)."
+                )
+            raw = np.array(given)
+    mean = float((raw * shares).sum())
+    if not mean:
+        raise ConfigError(
+            "loss.class_weights: every class with training images has the weight 0; give one of "
+            "them a larger one."
+        )
+    weights: Floats = np.where(present, raw, 0) / mean
+    return weights
 
 
 def check_classes(data: DataConfig, classes: Sequence[str]) -> None:

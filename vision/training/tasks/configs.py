@@ -1,4 +1,4 @@
-"""Settings of what a run minimises and is evaluated by. Free of torch."""
+"""Settings of what a run trains, minimises and is evaluated by. Free of torch."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
@@ -6,16 +6,22 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from vision.checkpoints.configs import WhichWeights
-from vision.config import Config, Depth, Place, Probability, Rate, Side, Size, Width
+from vision.config import (
+    Config,
+    Count,
+    Depth,
+    NotNegative,
+    Place,
+    Positive,
+    Probability,
+    Rate,
+    Side,
+    Size,
+    Width,
+)
+from vision.data.configs import AugmentConfig
 
-ClassWeight = Annotated[float, Field(ge=0)]
 Focus = Annotated[float, Field(ge=0, le=100)]
-Weight = Annotated[float, Field(gt=0)]
-
-Metric = Literal[
-    "loss", "top1", "top5", "balanced_accuracy", "macro_f1", "map", "micro_f1", "sample_f1"
-]
-"""A metric on validation images."""
 
 
 class AnyTaskConfig(Config):
@@ -60,7 +66,7 @@ class DistillConfig(AnyTaskConfig):
     loss: Literal["soft", "hard"]
     """Divergence from the probabilities of the teacher, or cross-entropy with its most probable
     class."""
-    temperature: Annotated[float, Field(gt=0)]
+    temperature: Positive
     """Divisor of the logits of teacher and student, for loss=soft."""
     alpha: Probability
     """Weight of the teacher's loss; that of the labels has 1 − alpha."""
@@ -132,7 +138,7 @@ class MultiLabelConfig(AnyTaskConfig):
     """Binary cross-entropy of each class, or the asymmetric loss (Ridnik et al., ICCV 2021), which
     reduces the weight of easy negatives. Both are sums over known labels, divided by the number of
     images and of classes. Label smoothing moves targets towards 0.5."""
-    pos_weight: Literal["none", "balanced"] | Annotated[tuple[Weight, ...], Field(min_length=1)]
+    pos_weight: Literal["none", "balanced"] | Annotated[tuple[Positive, ...], Field(min_length=1)]
     """Weight of present classes in the loss: 1; images without a class / images with it, counted on
     the training images; or a number for each class."""
     gamma_positive: Focus
@@ -156,16 +162,16 @@ class LossConfig(Config):
     the softmax (Lin et al., ICCV 2017)."""
     bce_threshold: Rate | None
     """Threshold above which mixed targets count as 1, others as 0; null: targets as they are."""
-    focal_gamma: Annotated[float, Field(ge=0)]
+    focal_gamma: NotNegative
     """Exponent of kind=focal: images that are classified with probability p count (1 − p)^gamma."""
-    class_weights: Literal["none", "balanced", "effective"] | tuple[ClassWeight, ...]
+    class_weights: Literal["none", "balanced", "effective"] | tuple[NotNegative, ...]
     """Weight of every class in the loss, for unequal classes: none; balanced, in proportion to
     1 / number of its images; effective, to 1 / effective number of its images (Cui et al., CVPR
     2019); or a list in the order of the classes. Only ratios matter: the mean over the training
     images is made 1."""
     effective_beta: Rate
     """β of class_weights=effective: n images count as (1 − βⁿ) / (1 − β); 0: all classes alike."""
-    logit_adjustment: Annotated[float, Field(ge=0)]
+    logit_adjustment: NotNegative
     """τ of logit adjustment (Menon et al., ICLR 2021): in training τ · log(share of the class) is
     added to its logit; 1 is usual, 0 disables it. Evaluation takes the logits as they are."""
 
@@ -189,3 +195,95 @@ class LossConfig(Config):
                 f"loss.class_weights = {self.class_weights} and data.sampling = balanced favour "
                 "rare classes twice; use loss.class_weights=none or data.sampling=uniform."
             )
+
+
+PLAIN_IMAGES = {
+    "crop": "center",
+    "interpolation": "evaluation",
+    "flip": 0.0,
+    "vertical_flip": 0.0,
+    "policy": "none",
+    "color_jitter": (0.0, 0.0, 0.0, 0.0),
+    "erase": 0.0,
+    "mixup": 0.0,
+    "cutmix": 0.0,
+}
+"""Settings of an augmentation that leaves training images as they are in evaluation."""
+
+
+class TuneAllConfig(Config):
+    """Training of all parameters."""
+
+    kind: Literal["all"]
+
+
+class TuneHeadConfig(Config):
+    """Training of the classifying layer alone (linear probe)."""
+
+    kind: Literal["head"]
+    cache: bool
+    """Whether the features of every image are computed once and kept in the run's folder. Needs
+    images without augmentation."""
+
+    def check_images(self, augment: AugmentConfig, flip_test: bool) -> None:
+        """Refuse images that cached features cannot be of."""
+        if not self.cache:
+            return
+        for name, plain in PLAIN_IMAGES.items():
+            if (found := getattr(augment, name)) != plain:
+                raise ValueError(
+                    f"tune.cache=true computes the features of every image once, but augment."
+                    f"{name}={found} changes images each time; use augment=none or "
+                    "tune.cache=false."
+                )
+        if flip_test:
+            raise ValueError(
+                "flip_test: tune.cache=true stores no features of mirror images; use "
+                "flip_test=false or tune.cache=false."
+            )
+
+
+class TunePartialConfig(Config):
+    """Training of the last blocks, named parts and the head."""
+
+    kind: Literal["partial"]
+    blocks: Count
+    """Number of blocks from the end, trained with the norm after them."""
+    parts: tuple[str, ...]
+    """Names of further parameters or modules; * matches anything: patch_embed, blocks.*.attn."""
+
+
+LoraTarget = Literal["q", "k", "v", "proj", "fc1", "fc2"]
+
+
+class TuneLoraConfig(Config):
+    """Training of low-rank additions to the layers of every block, and of the head (Hu et al., ICLR
+    2022).
+    """
+
+    kind: Literal["lora"]
+    rank: Width
+    alpha: Positive
+    """Scale of the additions, which are multiplied by alpha / rank."""
+    targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1)]
+    """Queries, keys, values and output of the attention; first and second layer of the MLP."""
+    dropout: Rate
+    """Dropout rate of the inputs of the additions."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(set(self.targets)) < len(self.targets):
+            raise ValueError(f"targets = {list(self.targets)}: name each one once.")
+        return self
+
+
+class TuneBitfitConfig(Config):
+    """Training of biases and the head (Ben Zaken et al., ACL 2022)."""
+
+    kind: Literal["bitfit"]
+
+
+TuneConfig = Annotated[
+    TuneAllConfig | TuneHeadConfig | TunePartialConfig | TuneLoraConfig | TuneBitfitConfig,
+    Field(discriminator="kind"),
+]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from torch import Tensor, nn
 
-from vision.data.batches import Batch, evaluation_batches
+from vision.data.batches import Batch
 from vision.data.tools.contact_sheet import contact_sheet
 from vision.evaluation.evaluate import evaluation_mode
 from vision.evaluation.metrics import summable
@@ -22,7 +22,7 @@ from vision.models.reconstruction import MaskedModel
 from vision.randomness import generator
 from vision.training.tasks.configs import MaskedConfig
 from vision.training.tasks.masked_model import MaskPlan, plan_masks
-from vision.training.tasks.task import ImageTask
+from vision.training.tasks.task import ImageTask, sums_of
 
 SHOWN = 8
 """Largest number of images on a sheet."""
@@ -65,19 +65,15 @@ class Masked(ImageTask):
         with autocast(self.config.precision, self.world.device):
             predicted = module(images, masks)
         loss = self.masked.losses(predicted, images, masks).mean()
-        count = loss.new_full((), len(images))
-        return loss, torch.stack([loss.detach() * count, count])
+        return loss, sums_of(loss, len(images))
 
     def evaluate(self, batch_size: int) -> dict[str, float]:
         """The mean loss of the validation images."""
         world, device = self.world, self.world.device
         dtype = torch.float32 if device.type == "mps" else torch.float64
         sums = torch.zeros(2, dtype=dtype, device=device)
-        batches = evaluation_batches(
-            self.val_loader, batch_size, world.rank, world.size, self.shares
-        )
         with evaluation_mode(self.module):
-            for batch in self.stop.until(batches, world):
+            for batch in self.validation_batches(batch_size):
                 images, masks = self.evaluated_inputs(batch.images, batch.ids)
                 with autocast(self.config.precision, device):
                     predicted = self.module(images, masks)

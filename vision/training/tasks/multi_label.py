@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vision.config import ConfigError
-from vision.data.batches import Batch, evaluation_batches
+from vision.data.batches import Batch
 from vision.data.sources.source import Source, label_names
 from vision.evaluation.evaluate import predict
 from vision.evaluation.metrics import with_flips
@@ -17,6 +17,7 @@ from vision.evaluation.multi_label_metrics import best_thresholds, overall_metri
 from vision.models.build import autocast
 from vision.training.tasks.classification import Classification
 from vision.training.tasks.configs import MultiLabelConfig
+from vision.training.tasks.task import sums_of
 
 EPSILON = 1e-8
 """Smallest probability whose logarithm or power the asymmetric loss takes; as in the original."""
@@ -43,18 +44,14 @@ class MultiLabel(Classification):
         with autocast(self.config.precision, self.world.device):
             logits = module(images)
         loss = multi_label_loss(logits, targets, self.settings, self.weights)
-        count = loss.new_full((), len(targets))
-        return loss, torch.stack([loss.detach() * count, sum_of_f1(logits, targets), count])
+        return loss, sums_of(loss, len(targets), sum_of_f1(logits, targets))
 
     def evaluate(self, batch_size: int) -> dict[str, float]:
         """The metrics of `vision.evaluation.multi_label_metrics`, of the logits of all images."""
         world, val = self.world, self.data.val
-        batches = evaluation_batches(
-            self.val_loader, batch_size, world.rank, world.size, self.shares
-        )
         found = predict(
             self.model,
-            self.stop.until(batches, world),
+            self.validation_batches(batch_size),
             len(val),
             self.data.preprocess,
             len(self.classes),

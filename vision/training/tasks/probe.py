@@ -35,13 +35,13 @@ from vision.files import file_version, replacing, write_all, write_text
 from vision.models.build import autocast
 from vision.models.layers import Classifier, static_bias
 from vision.randomness import generator
-from vision.training.configs import PLAIN_IMAGES, TrainConfig
+from vision.training.configs import TrainConfig
 from vision.training.run.distributed import World
 from vision.training.run.lock import LOCK
 from vision.training.run.log import Reporter
 from vision.training.run.run_folder import Run, writing
-from vision.training.tasks.class_balance import class_balance
-from vision.training.tasks.classification import check_classes, check_loss, loss_and_sums
+from vision.training.tasks.classification import checked_balance, loss_and_sums
+from vision.training.tasks.configs import PLAIN_IMAGES
 from vision.training.tasks.task import Task
 
 _SELECTION = {"sampling", "samples_per_class", "train_fraction", "max_error_share", "val_fraction"}
@@ -77,15 +77,7 @@ class Probe(Task[FeatureBatch]):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.classes = len(self.data.train.classes)
-        check_classes(self.config.data, self.data.train.classes)
-        check_loss(self.config.loss, self.config.augment.label_smoothing, self.classes)
-        self.balance = class_balance(
-            self.config.loss,
-            self.data.train.labels,
-            self.data.train.classes,
-            self.config.data.sampling,
-            self.world.device,
-        )
+        self.balance = checked_balance(self)
         self.module = _Head(self.model)
         self.parallel = "ddp"  # a head is small enough to be whole on every device
         self.sources = {"train": self.data.train, "val": self.data.val}

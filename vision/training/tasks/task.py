@@ -6,7 +6,7 @@ A new task is one file with a subclass of `Task`, its settings in `configs.py` a
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
@@ -17,7 +17,14 @@ from torch import Tensor, nn
 from vision.checkpoints.load_report import LoadReport
 from vision.checkpoints.open import OpenedModel
 from vision.config import ConfigError
-from vision.data.batches import Batch, Loader, black_images, build_loader, training_batches
+from vision.data.batches import (
+    Batch,
+    Loader,
+    black_images,
+    build_loader,
+    evaluation_batches,
+    training_batches,
+)
 from vision.data.configs import AugmentConfig
 from vision.data.order import BatchOrder, check_sampling, evaluation_requests
 from vision.data.preprocess import Preprocess, normalizer
@@ -25,7 +32,7 @@ from vision.data.sources.source import Source, Unlabelled
 from vision.models.layers import Classifier
 from vision.models.reconstruction import MaskedModel
 from vision.training.configs import TrainConfig
-from vision.training.elastic_settings import virtual_ranks_of_each
+from vision.training.elastic import virtual_ranks_of_each
 from vision.training.run.distributed import World
 from vision.training.run.log import Reporter
 from vision.training.run.run_folder import Run
@@ -35,9 +42,9 @@ from vision.training.tasks.configs import (
     DistillConfig,
     MaskedConfig,
     MultiLabelConfig,
+    TuneHeadConfig,
 )
 from vision.training.tasks.masked_model import load_decoder, masked_model
-from vision.training.tune_settings import TuneHeadConfig
 
 
 class Samples(Protocol):
@@ -142,18 +149,14 @@ class Task(ABC, Generic[B]):
 
     def record(self) -> dict[str, Any]:
         """Fields of a checkpoint's record that opening the model needs."""
-        preprocess = self.data.preprocess
+        preprocess = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self.data.preprocess).items()
+        }
         return {
             "classes": list(self.data.train.classes),
-            "channels": self.data.train.channels,
-            "preprocess": {
-                "image_size": list(preprocess.image_size),
-                "mean": list(preprocess.mean),
-                "std": list(preprocess.std),
-                "interpolation": preprocess.interpolation,
-                "crop_ratio": preprocess.crop_ratio,
-                "origin": dict(preprocess.origin),
-            },
+            "channels": preprocess.pop("channels"),
+            "preprocess": preprocess,
         }
 
     def evaluated_record(self) -> dict[str, Any]:
@@ -180,12 +183,28 @@ class Task(ABC, Generic[B]):
             keep=keep,
         )
 
+    def validation_batches(self, batch_size: int) -> Iterator[Batch]:
+        """This process's share of the validation images, until any process is asked to stop."""
+        world = self.world
+        batches = evaluation_batches(
+            self.val_loader, batch_size, world.rank, world.size, self.shares
+        )
+        return self.stop.until(batches, world)
+
     def first_validation_images(self, batch_size: int) -> Batch:
         """The first batch of validation images of this process."""
         requests = evaluation_requests(
             len(self.data.val), batch_size, self.world.rank, self.world.size, self.shares
         )
         return next(self.val_loader.batches(islice(requests, 1)))
+
+
+def sums_of(loss: Tensor, samples: int, *others: Tensor) -> Tensor:
+    """The sums that `Task.loss` returns: of the loss of a batch, of further measures, and of its
+    samples.
+    """
+    count = loss.new_full((), samples)  # new_tensor would make the host wait for the device
+    return torch.stack([loss.detach() * count, *(sum.to(loss.dtype) for sum in others), count])
 
 
 class ImageTask(Task[Batch]):

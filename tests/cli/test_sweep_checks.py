@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vision.sweeps.points import point_folder, point_name
+from vision.cli.sweep_checks import point_folder, point_name
 
 VALUES = st.one_of(
     st.integers(), st.floats(allow_nan=False), st.booleans(), st.none(), st.text(max_size=300)

@@ -1,9 +1,12 @@
-"""Checks of a run and of a sweep before Hydra makes a folder: settings are parsed, runs are
-decided on.
+"""Checks of a sweep before Hydra makes a folder: settings are parsed, runs are decided on. Also the
+names of the runs' folders.
 """
 
 import atexit
+import hashlib
+import json
 import os
+import re
 import shutil
 import tempfile
 from collections import Counter
@@ -16,38 +19,17 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from vision.cli.app import Choices, Command
-from vision.cli.composition import Composer, Jobs, check_settings, checked, expand, plain
-from vision.cli.naming import run_label
+from vision.cli.app import Command
+from vision.cli.composition import Composer, Jobs, check_settings, expand, plain
 from vision.config import ConfigError
 from vision.sweeps.cluster import cluster_settings, refuse_if_queued
-from vision.sweeps.points import point_folder
 from vision.training.configs import TrainConfig
 from vision.training.run.lock import refuse_if_locked
-from vision.training.run.run_folder import Run, find_run
-from vision.training.run.run_settings import run_name
+from vision.training.run.run_folder import Run
+from vision.training.run.run_settings import auto_folder
 
-
-def check_run(command: Command, composed: DictConfig) -> dict[str, Any]:
-    """Parse the settings of a run and decide whether it is new, to be resumed, finished or refused.
-
-    Returns Hydra's settings for it: a run that is refused or finished keeps its files as they are.
-    """
-    values, chosen = plain(composed)
-    config = checked(command, values, chosen)
-    assert isinstance(config, TrainConfig)
-    run = find_run(config, run_label(values, chosen))
-    if config.name == "auto" and not run.folder.exists():
-        older = find_run(config, _choices(chosen))
-        run = older if older.status_file.exists() else run
-    if composed.hydra.run.dir != "auto":
-        run = Run(Path(composed.hydra.run.dir))
-    place = {"hydra.run.dir": str(run.folder)}
-    first_process = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
-    if run.decision(config) == "finished" or not first_process:
-        return {**place, "hydra.output_subdir": None, "hydra.job_logging.root": None}
-    refuse_if_locked(run)
-    return place
+LONGEST_NAME = 150
+"""Characters in a folder's name; file systems allow 255 bytes."""
 
 
 def check_sweep(
@@ -146,12 +128,9 @@ def _sweep_folder(command: Command, composer: Composer, jobs: Jobs) -> str:
     if "name" in jobs.swept:
         raise ConfigError("name: the name is the sweep's; give it one value.")
     values, chosen = plain(composer.compose(list(jobs.fixed.values())), complete=False)
-    name, output = values["name"], Path(values["output"])
-    if name == "auto":
-        labels = (run_label(values, chosen, jobs.swept), _choices(chosen, jobs.swept))
-        name, older = (run_name(values, "-".join(filter(None, ["sweep", n]))) for n in labels)
-        name = older if (output / older).exists() and not (output / name).exists() else name
-    sweep = output / name
+    sweep = Path(values["output"], values["name"])
+    if values["name"] == "auto":
+        sweep = auto_folder(sweep.parent, values, chosen, jobs.swept)
     if Run(sweep).status():
         raise ConfigError(f"name: {sweep} is a single run; choose another name.")
     return str(sweep)
@@ -163,11 +142,6 @@ def differences(jobs: Sequence[Sequence[str]]) -> list[list[str]]:
     return [[word for word in job if word not in common] for job in jobs]
 
 
-def _choices(chosen: Choices, without: Sequence[str] = ()) -> str:
-    """The choices of model and data, by which earlier versions named runs."""
-    return "-".join(chosen[group] for group in ("model", "data") if group not in without)
-
-
 def _point_name(sweep: str, words: ListConfig, fixed: Sequence[str]) -> str:
     """Resolve ${point_name:folder of the sweep,words of a job,settings with one value}."""
     texts = OmegaConf.to_container(words, resolve=False)  # with references such as ${seed}
@@ -175,6 +149,43 @@ def _point_name(sweep: str, words: ListConfig, fixed: Sequence[str]) -> str:
     overrides = OverridesParser.create().parse_overrides(list(map(str, texts)))
     swept = {o.key_or_group: o.value() for o in overrides if o.key_or_group not in fixed}
     return point_folder(Path(sweep), swept)
+
+
+def point_folder(sweep: Path, swept: Mapping[str, Any]) -> str:
+    """Name of the folder of a point within the sweep's; that of an earlier version if it exists."""
+    former = point_name(swept, between=",", equals="=")
+    return former if (sweep / former).is_dir() else point_name(swept)
+
+
+def point_name(swept: Mapping[str, Any], between: str = "__", equals: str = "-") -> str:
+    """`optimizer.learning_rate-0.001__seed-0`: the same for the same values in any order and
+    notation, and different for different values. A value with characters that are awkward in a
+    file name gets a digest.
+    """
+    pairs = [
+        f"{key.replace('/', '.')}{equals}{_shown(swept[key], between)}" for key in sorted(swept)
+    ]
+    name = between.join(pairs) or "run"
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"{name[: LONGEST_NAME - 7]}-{_digest(name)}"
+
+
+def _shown(value: Any, between: str) -> str:
+    text = json.dumps(value, separators=(",", ":"))
+    if isinstance(value, str):
+        try:
+            json.loads(value)  # the text "3" must not be taken for the number 3
+        except ValueError:
+            text = value
+    if re.fullmatch(r"[\w.+-]+", text, flags=re.ASCII) and between not in text:
+        return text
+    safe = re.sub(r"[^\w.+-]+|__+", "-", text, flags=re.ASCII).strip("-")
+    return "-".join(filter(None, [safe, _digest(text)]))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
 # Every process that runs jobs imports this module, along with the function of the job.
