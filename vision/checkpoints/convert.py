@@ -150,7 +150,6 @@ def _record(export: Export) -> dict[str, Any]:
     """The record of a run, as far as a foreign file provides it."""
     opened = export.opened
     names = opened.class_names or tuple(str(index) for index in range(opened.classes))
-    preprocess = export.preprocess()
     several = {"task": {"kind": "multi_label"}} if opened.multi_label else {}
     return {
         "step": 0,
@@ -158,6 +157,6 @@ def _record(export: Export) -> dict[str, Any]:
         **({"thresholds": list(opened.thresholds)} if several else {}),
         "classes": list(names),
         "channels": opened.channels,
-        "preprocess": {"image_size": list(opened.image_size), **preprocess},
+        "preprocess": {"image_size": list(opened.image_size), **opened.preprocess.values()},
         "origin": {"layout": opened.resized_as, "assumed": list(opened.report.assumed)},
     }

@@ -12,6 +12,7 @@ from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.files.containers import Weights
 from vision.checkpoints.layouts.recognise import Layout
 from vision.checkpoints.layouts.rules import Converted
+from vision.checkpoints.layouts.timm.timm_names import POOLS, PREPROCESS
 from vision.checkpoints.native.run_record import RunRecord
 from vision.models.layers import Grid
 
@@ -179,13 +180,7 @@ def _from_timm(config: Mapping[str, Any], described: bool) -> Metadata:
     names = config.get("label_names", images.get("label_names"))
     if isinstance(names, list | tuple):
         found.class_names = tuple(str(name) for name in names)
-    words = {
-        "mean": "mean",
-        "std": "std",
-        "interpolation": "interpolation",
-        "crop_pct": "crop_ratio",
-    }
-    found.preprocess = {ours: images[name] for name, ours in words.items() if name in images}
+    found.preprocess = {ours: images[name] for name, ours in PREPROCESS.items() if name in images}
     if found.preprocess.get("interpolation") not in INTERPOLATIONS:
         found.preprocess.pop("interpolation", None)
     found.preprocess_origin = "config.json (timm)"
@@ -218,7 +213,7 @@ def _describe_timm(
     if any(arguments.get("pretrained_window_sizes") or ()):
         found.model["pretrained_window"] = list(arguments["pretrained_window_sizes"])
     if arguments.get("global_pool") in ("avg", "token"):
-        found.model["pool"] = "mean" if arguments["global_pool"] == "avg" else "class_token"
+        found.model["pool"] = POOLS[arguments["global_pool"]]
     if architecture:
         found.notes.append(
             f"this version of timm does not have '{architecture}': settings that tensors do not "

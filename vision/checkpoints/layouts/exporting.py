@@ -35,16 +35,6 @@ class Export:
     tensors: Mapping[str, Tensor]
     notes: list[str] = field(default_factory=list)
 
-    def preprocess(self) -> dict[str, Any]:
-        """Mean, std, interpolation and crop ratio; ImageNet's where nothing else is known."""
-        found = self.opened.preprocess
-        return {
-            "mean": list(found.mean),
-            "std": list(found.std),
-            "interpolation": found.interpolation,
-            "crop_ratio": found.crop_ratio,
-        }
-
 
 def refuse(library: str, reason: str) -> NoReturn:
     """The library has no such model."""

@@ -131,13 +131,7 @@ def _own_config(loaded: Loaded) -> dict[str, Any]:
         "model": opened.config.model_dump(mode="json"),
         "classes": list(loaded.classes),
         "channels": opened.channels,
-        "preprocess": {
-            "image_size": list(images.image_size),
-            "mean": list(images.mean),
-            "std": list(images.std),
-            "interpolation": images.interpolation,
-            "crop_ratio": images.crop_ratio,
-        },
+        "preprocess": {"image_size": list(images.image_size), **images.values()},
     }
     if opened.multi_label:
         values["thresholds"] = dict(zip(loaded.classes, opened.thresholds, strict=True))
