@@ -26,8 +26,12 @@ from vision.checkpoints.fit.infer_vit import vit_values
 from vision.checkpoints.layouts.recognise import convert_names, recognise
 from vision.checkpoints.layouts.rules import DECODER, Converted, need, stem_shape
 from vision.checkpoints.metadata import Metadata, StoredWeights, architecture_of, read_metadata
-from vision.checkpoints.native.record_sizes import check_sizes
-from vision.checkpoints.native.run_record import LoraRecord, RunRecord, run_record
+from vision.checkpoints.native.run_record import (
+    LoraRecord,
+    RunRecord,
+    check_sizes,
+    run_record,
+)
 from vision.config import ConfigError, pair, parse, suggest
 from vision.data.preprocess import DEFAULT, NAMES, Known
 from vision.models.configs import (

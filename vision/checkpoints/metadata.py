@@ -12,7 +12,6 @@ from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.files.containers import Weights
 from vision.checkpoints.layouts.recognise import Layout
 from vision.checkpoints.layouts.rules import Converted
-from vision.checkpoints.layouts.timm.timm_names import POOLS, PREPROCESS
 from vision.checkpoints.native.run_record import RunRecord
 from vision.models.layers import Grid
 
@@ -166,6 +165,8 @@ def _from_openclip(config: Mapping[str, Any], described: bool) -> Metadata:
 
 
 def _from_timm(config: Mapping[str, Any], described: bool) -> Metadata:
+    from vision.checkpoints.layouts.timm.timm_names import PREPROCESS
+
     images = config.get("pretrained_cfg")
     images = images if isinstance(images, Mapping) else config
     architecture, arguments = str(config["architecture"]), config.get("model_args")
@@ -213,7 +214,7 @@ def _describe_timm(
     if any(arguments.get("pretrained_window_sizes") or ()):
         found.model["pretrained_window"] = list(arguments["pretrained_window_sizes"])
     if arguments.get("global_pool") in ("avg", "token"):
-        found.model["pool"] = POOLS[arguments["global_pool"]]
+        found.model["pool"] = "mean" if arguments["global_pool"] == "avg" else "class_token"
     if architecture:
         found.notes.append(
             f"this version of timm does not have '{architecture}': settings that tensors do not "

@@ -7,7 +7,7 @@ windows · t tokens of a window · c width of a token · y, x rows and columns o
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,19 @@ TRACED_DEVICE: ContextVar[str] = ContextVar("TRACED_DEVICE", default="cpu")
 
 Observer = Callable[[Tensor], Tensor]
 """Takes the attention weights (b h n m) of a forward pass and returns those to continue with."""
+
+
+class AttentionCall(NamedTuple):
+    """The arguments of `F.scaled_dot_product_attention`, for those who do its work themselves."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
 
 
 @runtime_checkable

@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from vision.checkpoints.convert import write_as
+from vision.checkpoints.new_folder import check_new, new_folder
 from vision.checkpoints.open import open_model
 from vision.config import ConfigError, UserError
 from vision.evaluation.model_metrics import ModelMetrics
 from vision.evaluation.report.eval_report import Report
 from vision.evaluation.report.evaluation_figures import calibration, confusion
 from vision.inference.export import largest_difference
-from vision.inference.new_folder import check_new, new_folder
 from vision.inference.predict import Loaded, beside_checkpoint
 from vision.inference.publish.configs import PublishConfig
 from vision.inference.publish.hub import upload
