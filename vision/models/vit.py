@@ -12,12 +12,7 @@ import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
-from vision.models.attention import (
-    AttentionPool,
-    ObservedAttention,
-    build_pooling,
-    width_of_head,
-)
+from vision.models.attention import AttentionPool, ObservedAttention, build_pooling, width_of_head
 from vision.models.configs import ViTConfig
 from vision.models.layers import (
     Classifier,
