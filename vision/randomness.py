@@ -11,7 +11,7 @@ Splits, subsets and the embedded images belong to a data set, not to a run: they
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -29,17 +29,8 @@ Purpose = Literal[
     "evaluated_mask",
     "decoder",
 ]
-_PURPOSES: dict[Purpose, int] = {
-    "augment": 0,
-    "order": 1,
-    "mixing": 2,
-    "replacement": 3,
-    "whitening": 4,
-    "flip": 5,
-    "mask": 6,
-    "evaluated_mask": 7,
-    "decoder": 8,
-}
+"""In the order of their numbers in the key: a new one comes last."""
+_PURPOSES: dict[Purpose, int] = {name: number for number, name in enumerate(get_args(Purpose))}
 
 
 def generator(

@@ -7,7 +7,7 @@ import timm
 import torch
 from omegaconf import OmegaConf
 
-from vision.checkpoints.published import TOP1
+from vision.checkpoints.pretrained import TOP1
 from vision.cli.app import main
 from vision.cli.listing import CONFIGS
 

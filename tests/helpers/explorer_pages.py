@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from vision.inspection.explorer.page import PageInfo, write_page
+from vision.inspection.explorer.page import write_page
 
 NAMES = ("ant", "bee", "cow", "dog", "eel", "fox", "gnu")
 
@@ -42,14 +42,13 @@ def explained_model(kind: str) -> tuple[nn.Module, Tensor]:
     return model.eval(), random_images(1, 3, *size)
 
 
-def make_page(kind: str, output: Path, **options: Any) -> PageInfo:
-    """The page of such a model."""
+def make_page(kind: str, output: Path, **options: Any) -> Path:
+    """Write the page of such a model."""
     model, image = explained_model(kind)
     height, width = image.shape[-2:]
     noise = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return write_page(
-        model, image, Image.fromarray(noise), output, **({"classes": NAMES} | options)
-    )
+    write_page(model, image, Image.fromarray(noise), output, **({"classes": NAMES} | options))
+    return output
 
 
 def read_page(path: Path) -> tuple[dict[str, Any], bytes]:

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vision.checkpoints.configs import Format, WhichWeights
-from vision.checkpoints.errors import CheckpointError
+from vision.checkpoints.errors import system_errors
 from vision.checkpoints.layouts.export_pytorch import (
     mae_tensors,
     official_tensors,
@@ -24,6 +24,7 @@ from vision.checkpoints.layouts.huggingface.export_huggingface import (
 )
 from vision.checkpoints.layouts.timm.export_timm import timm_model
 from vision.checkpoints.native.checkpoint import write_checkpoint
+from vision.checkpoints.new_folder import check_new
 from vision.checkpoints.open import OpenedModel, open_model
 from vision.config import ConfigError, suggest
 from vision.files import replacing
@@ -62,7 +63,7 @@ def convert(
     """
     if format not in FORMATS:
         raise ConfigError(f"format: '{format}' is unknown. {suggest(str(format), FORMATS)}")
-    _check_free(output)
+    check_new(output)
     opened = open_model(
         place, model=model, weights=weights, rename=rename, setting="source", **given
     )
@@ -77,7 +78,7 @@ def write_as(opened: OpenedModel, format: Format, output: Path) -> Conversion:
     if format != "vision" and getattr(opened.config, "stem", "") in ("conv", "conv_whitened"):
         refuse(format, "its models embed patches, not the outputs of convolutions (model.stem)")
     written: list[Path] = []
-    try:
+    with system_errors(f"{output} cannot be written"):
         match format:
             case "timm":
                 tensors, config = timm_model(export)
@@ -99,24 +100,10 @@ def write_as(opened: OpenedModel, format: Format, output: Path) -> Conversion:
                 tensors = {f"model.{name}": tensor for name, tensor in export.tensors.items()}
                 write_checkpoint(output, tensors, _record(export))
                 written = [output]
-    except OSError as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(
-            f"{output} cannot be written: {error.strerror or error}.", error.errno
-        ) from error
     if opened.multi_label and format not in ("vision", "huggingface"):
         export.notes.append("probabilities are sigmoids of the logits; the file does not say so")
     notes = (*export.notes, *opened.report.assumed, *opened.report.warnings)
     return Conversion(tuple(written), format, opened.report.layout, len(tensors), notes)
-
-
-def _check_free(output: Path) -> None:
-    """Nothing that is there is overwritten."""
-    if output.is_dir() and not any(output.iterdir()):
-        return
-    if output.exists():
-        raise ConfigError(f"output: {output} exists already; name a new file or folder.")
 
 
 def _write_folder(
@@ -150,7 +137,6 @@ def _record(export: Export) -> dict[str, Any]:
     """The record of a run, as far as a foreign file provides it."""
     opened = export.opened
     names = opened.class_names or tuple(str(index) for index in range(opened.classes))
-    preprocess = export.preprocess()
     several = {"task": {"kind": "multi_label"}} if opened.multi_label else {}
     return {
         "step": 0,
@@ -158,6 +144,6 @@ def _record(export: Export) -> dict[str, Any]:
         **({"thresholds": list(opened.thresholds)} if several else {}),
         "classes": list(names),
         "channels": opened.channels,
-        "preprocess": {"image_size": list(opened.image_size), **preprocess},
+        "preprocess": {"image_size": list(opened.image_size), **opened.preprocess.values()},
         "origin": {"layout": opened.resized_as, "assumed": list(opened.report.assumed)},
     }

@@ -26,17 +26,10 @@ from vision.checkpoints.fit.infer_vit import vit_values
 from vision.checkpoints.layouts.recognise import convert_names, recognise
 from vision.checkpoints.layouts.rules import DECODER, Converted, need, stem_shape
 from vision.checkpoints.metadata import Metadata, StoredWeights, architecture_of, read_metadata
-from vision.checkpoints.native.record_sizes import check_sizes
-from vision.checkpoints.native.run_record import LoraRecord, RunRecord, run_record
+from vision.checkpoints.native.run_record import LoraRecord, RunRecord, check_sizes, run_record
 from vision.config import ConfigError, pair, parse, suggest
 from vision.data.preprocess import DEFAULT, NAMES, Known
-from vision.models.configs import (
-    MODEL_FIELDS,
-    ModelConfig,
-    SwinConfig,
-    SwinV2Config,
-    TimmConfig,
-)
+from vision.models.configs import MODEL_FIELDS, AnySwinConfig, ModelConfig, TimmConfig
 from vision.models.layers import Grid
 from vision.models.lora import merge_tensors
 from vision.models.windows import change_window
@@ -227,7 +220,7 @@ def _describe_run(
     if given:
         config = _parsed(config.model_dump(mode="json") | given)
     if window is not None:
-        if not isinstance(config, SwinConfig | SwinV2Config):
+        if not isinstance(config, AnySwinConfig):
             raise ConfigError(f"model.window: only a Swin has windows, not a {config.kind}.")
         config = change_window(config, window, values.image_size)
     return Description(

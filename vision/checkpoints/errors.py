@@ -1,5 +1,7 @@
 """Errors of reading and writing checkpoint files."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from vision.config import UserError
@@ -24,6 +26,21 @@ class NewerFormatError(CheckpointError):
 
 class MalformedError(ValueError):
     """A pickle, archive or header that does not make sense; the message says where."""
+
+
+@contextmanager
+def system_errors(failure: str, advice: Callable[[int | None], str] | str = "") -> Iterator[None]:
+    """What the system says about a file becomes a CheckpointError: the failure, such as "best.pth
+    cannot be written", the reason, and what to do about it, which may depend on `errno`.
+    """
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except OSError as error:
+        remedy = advice if isinstance(advice, str) else advice(error.errno)
+        reason = f"{failure}: {error.strerror or error}. {remedy}".rstrip()
+        raise CheckpointError(reason, error.errno) from error
 
 
 def unreadable(path: Path, error: OSError) -> CheckpointError:

@@ -165,6 +165,8 @@ def _from_openclip(config: Mapping[str, Any], described: bool) -> Metadata:
 
 
 def _from_timm(config: Mapping[str, Any], described: bool) -> Metadata:
+    from vision.checkpoints.layouts.timm.timm_names import PREPROCESS
+
     images = config.get("pretrained_cfg")
     images = images if isinstance(images, Mapping) else config
     architecture, arguments = str(config["architecture"]), config.get("model_args")
@@ -179,13 +181,7 @@ def _from_timm(config: Mapping[str, Any], described: bool) -> Metadata:
     names = config.get("label_names", images.get("label_names"))
     if isinstance(names, list | tuple):
         found.class_names = tuple(str(name) for name in names)
-    words = {
-        "mean": "mean",
-        "std": "std",
-        "interpolation": "interpolation",
-        "crop_pct": "crop_ratio",
-    }
-    found.preprocess = {ours: images[name] for name, ours in words.items() if name in images}
+    found.preprocess = {ours: images[name] for name, ours in PREPROCESS.items() if name in images}
     if found.preprocess.get("interpolation") not in INTERPOLATIONS:
         found.preprocess.pop("interpolation", None)
     found.preprocess_origin = "config.json (timm)"

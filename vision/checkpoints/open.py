@@ -29,13 +29,7 @@ from vision.data.configs import PreprocessConfig
 from vision.data.preprocess import Preprocess, resolve_preprocess
 from vision.data.sources.wordnet import imagenet_synsets, readable_names
 from vision.models.build import build_model
-from vision.models.configs import (
-    AutoModelConfig,
-    ModelChoice,
-    SwinConfig,
-    SwinV2Config,
-    TimmConfig,
-)
+from vision.models.configs import AnySwinConfig, AutoModelConfig, ModelChoice, TimmConfig
 from vision.models.layers import Classifier, Grid
 from vision.models.windows import pin_windows
 from vision.terminal import plain
@@ -186,7 +180,7 @@ def open_model(
     size = found.trained_size if image_size is None else pair(image_size)
     channels = found.channels if channels is None else channels
     config = found.config
-    if isinstance(config, SwinConfig | SwinV2Config) and not found.other_windows:
+    if isinstance(config, AnySwinConfig) and not found.other_windows:
         config = pin_windows(config, found.trained_size, size)
     wanted = found.classes if classes is None else classes
     renamed = class_names is not None and _trained_here(stored) and found.class_names != class_names

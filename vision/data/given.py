@@ -20,7 +20,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from vision.config import ConfigError, shorten
 from vision.data.configs import SPLITS, Split
 from vision.data.images.decode import UnreadableImageError, decode
-from vision.data.sources.source import Source, StoredImage
+from vision.data.sources.source import Source, StoredImage, content_of
 from vision.files import read_file
 from vision.terminal import tracked
 
@@ -275,8 +275,8 @@ def _digest(source: GivenSource, digest: "hashlib._Hash") -> None:
     chosen = np.unique(np.linspace(0, count - 1, min(count, _READ)).astype(np.int64)).tolist()
     for number, index in enumerate(chosen):
         try:
-            content = _content(source.read(index))
-            same = number >= _READ_TWICE or content == _content(source.read(index))
+            content = content_of(source.read(index))
+            same = number >= _READ_TWICE or content == content_of(source.read(index))
         except OSError as error:  # data.on_error decides on it, in training
             if isinstance(error, UnreadableImageError):
                 continue
@@ -287,10 +287,4 @@ def _digest(source: GivenSource, digest: "hashlib._Hash") -> None:
                 "Leave it out: augment=… draws them anew in every epoch, in a way that a run that "
                 "is resumed repeats."
             )
-        digest.update(content)
-
-
-def _content(image: StoredImage) -> bytes:
-    if isinstance(image, bytes):
-        return hashlib.sha256(image).digest()
-    return hashlib.sha256(str(image.shape).encode() + image.tobytes()).digest()
+        digest.update(hashlib.sha256(content).digest())

@@ -71,6 +71,11 @@ class Preprocess:
             by_origin.setdefault(origin, []).append(f"{name.replace('_', ' ')} {value}")
         return "; ".join(f"{', '.join(values)} (from {who})" for who, values in by_origin.items())
 
+    def values(self) -> dict[str, Any]:
+        """Mean, std, interpolation and crop ratio, for JSON."""
+        found = {name: getattr(self, name) for name in NAMES}
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in found.items()}
+
     def crop_ratio_for(self, height: int, width: int) -> float:
         """Return the crop ratio for an image of this size.
 

@@ -1,24 +1,28 @@
 """Models from configs, on the device and in the precision of the settings."""
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
 
-from vision.config import ConfigError
+from vision.config import ConfigError, pair
 from vision.models.configs import (
+    AnySwinConfig,
     LRNetConfig,
     ModelConfig,
+    OwnModelConfig,
     SwinConfig,
     SwinV2Config,
     TimmConfig,
     ViTConfig,
 )
-from vision.models.layers import Classifier, Grid
+from vision.models.layers import Classifier, Grid, ceil_div
 from vision.models.lr_net import LRNet
 from vision.models.swin import Swin
 from vision.models.swin_v2 import SwinV2
 from vision.models.vit import ViT
+from vision.models.windows import stage_windows
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -63,6 +67,23 @@ def build_model(
     with torch.no_grad():
         model.init_weights(torch.Generator().manual_seed(seed))
     return model.to(device)
+
+
+def number_of_patches(config: ViTConfig | AnySwinConfig, size: Grid) -> int:
+    """The number of patches of an image; an incomplete one counts."""
+    return math.prod(map(ceil_div, size, pair(config.patch_size)))
+
+
+def largest_table(config: OwnModelConfig, size: Grid) -> int:
+    """The approximate size of the largest table that a model derives from the size of its images:
+    the positions of every token, or a mask or bias for every pair of tokens of a window or image.
+    """
+    if isinstance(config, LRNetConfig):
+        return config.neighbourhood**2
+    patches = number_of_patches(config, size)
+    if isinstance(config, ViTConfig):
+        return patches * (config.width if config.relative_bias == "none" else patches)
+    return patches * max(math.prod(window) for window in stage_windows(config, size))
 
 
 def pick_device(

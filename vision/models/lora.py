@@ -9,7 +9,7 @@ Axes: p parts of a layer that have an addition · r rank · c inputs · o output
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -135,6 +135,21 @@ def merge_tensors(
             a, b, parts, of, alpha / a.shape[1]
         )
     return plain
+
+
+def unmergeable(shapes: Mapping[str, Sequence[int]], targets: Collection[str]) -> str | None:
+    """The first layer whose additions do not fit its weight and the targets, by the shapes of a
+    checkpoint: A (p r c) and B (p o r) for a weight (of·o c). None where all can be merged.
+    """
+    for name in [name.removesuffix(".lora_a") for name in shapes if name.endswith(".lora_a")]:
+        parts, of = _parts(name, targets)
+        match [tuple(shapes.get(f"{name}.{leaf}", ())) for leaf in ("lora_a", "lora_b", "weight")]:
+            case [(p, r, c), (q, o, s), (rows, columns)] if (
+                p == q == len(parts) > 0 and r == s > 0 and c == columns and rows == of * o
+            ):
+                continue
+        return name
+    return None
 
 
 def addition(a: Tensor, b: Tensor, parts: tuple[int, ...], of: int, scale: float) -> Tensor:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
-from vision.models.attention import ObservedAttention, width_of_head
+from vision.models.attention import AttentionPool, ObservedAttention, build_pooling, width_of_head
 from vision.models.configs import ViTConfig
 from vision.models.layers import (
     Classifier,
@@ -27,7 +27,6 @@ from vision.models.layers import (
     zero_branches,
 )
 from vision.models.lora import linear_with_bias
-from vision.models.pooling import AttentionPool, build_pooling
 from vision.models.positions.added import added_positions
 from vision.models.positions.relative import RelativeBias
 from vision.models.positions.rotary import Rotation, rotary_positions, rotate

@@ -8,8 +8,7 @@ from model_settings import small_model
 from run_records import PATH, changed, stored, vit_record
 
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.native.record_sizes import check_sizes
-from vision.checkpoints.native.run_record import run_record
+from vision.checkpoints.native.run_record import check_sizes, run_record
 
 
 @pytest.mark.parametrize(

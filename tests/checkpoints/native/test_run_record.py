@@ -17,8 +17,13 @@ from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.native.checkpoint import read_checkpoint
 from vision.checkpoints.native.checkpoint_folder import latest
 from vision.checkpoints.native.header import encode_header, place, read_record, stamp
-from vision.checkpoints.native.record_sizes import check_sizes
-from vision.checkpoints.native.run_record import LoraRecord, RunRecord, TuneRecord, run_record
+from vision.checkpoints.native.run_record import (
+    LoraRecord,
+    RunRecord,
+    TuneRecord,
+    check_sizes,
+    run_record,
+)
 from vision.cli.composition import compose
 from vision.config import parse
 from vision.data.configs import ShapesConfig

@@ -102,7 +102,7 @@ def opened(browser: Any, folder: Path) -> Iterator[Any]:
 
     def open_kind(kind: str) -> Opened:
         if kind not in pages:
-            path = make_page(kind, folder / f"{kind}.html").path
+            path = make_page(kind, folder / f"{kind}.html")
             pages[kind] = Opened(browser, path)
         return pages[kind]
 
@@ -292,7 +292,7 @@ def test_page_on_a_lower_rung_says_so_and_stays_close(
     browser: Any, folder: Path, kind: str, rung: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vision.inspection.explorer.pack.LADDER", LADDER[rung - 1 :])
-    path = make_page(kind, folder / f"{kind} {rung}.html").path
+    path = make_page(kind, folder / f"{kind} {rung}.html")
     page = Opened(browser, path)
     assert f"Rung {rung}" in page.page.inner_text("#rung")
     captured = captured_of(kind)
@@ -328,7 +328,7 @@ def test_colours_of_a_nearly_uniform_map_end_at_a_multiple_of_uniform(
     browser: Any, folder: Path
 ) -> None:
     """As in the figures: such a map looks dull, whichever limit is chosen."""
-    page = Opened(browser, make_page("vit", folder / "dull.html").path)
+    page = Opened(browser, make_page("vit", folder / "dull.html"))
     captured = captured_of("vit")
     rows = captured.layout.to_grid(fused(captured.layers[-1], "mean")[0, 3:]).reshape(-1, 48)
     flat = int(rows.amax(1).argmin())
@@ -344,7 +344,7 @@ def test_colours_of_a_nearly_uniform_map_end_at_a_multiple_of_uniform(
 
 
 def test_pointer_over_a_cell_makes_it_the_query(browser: Any, folder: Path) -> None:
-    page = Opened(browser, make_page("vit", folder / "pointer.html").path)
+    page = Opened(browser, make_page("vit", folder / "pointer.html"))
     assert page.readout()["Query"] == "pooled output"
     page.point((20, 42))  # patches of 8 pixels
     readout = page.readout()
@@ -363,7 +363,7 @@ def test_pointer_over_a_cell_makes_it_the_query(browser: Any, folder: Path) -> N
 
 
 def test_clicks_pin_compare_and_let_go(browser: Any, folder: Path) -> None:
-    page = Opened(browser, make_page("vit", folder / "clicks.html").path)
+    page = Opened(browser, make_page("vit", folder / "clicks.html"))
     page.click((4, 4))
     page.point((28, 28))
     readout = page.readout()
@@ -384,7 +384,7 @@ def test_clicks_pin_compare_and_let_go(browser: Any, folder: Path) -> None:
 
 
 def test_keys_do_what_the_help_says(browser: Any, folder: Path) -> None:
-    page = Opened(browser, make_page("swin", folder / "keys.html").path)
+    page = Opened(browser, make_page("swin", folder / "keys.html"))
     press = page.page.keyboard.press
     first = page.state()
     assert (first["layer"], first["head"], first["method"]) == (6, "fused", "attention")
@@ -422,7 +422,7 @@ def test_keys_do_what_the_help_says(browser: Any, folder: Path) -> None:
 
 
 def test_small_map_clicked_is_enlarged_and_with_shift_muted(browser: Any, folder: Path) -> None:
-    page = Opened(browser, make_page("swin", folder / "tiles.html").path)
+    page = Opened(browser, make_page("swin", folder / "tiles.html"))
     x, y = page.page.evaluate("api.tileOnScreen(1, 1)")
     page.page.mouse.click(x, y)
     assert (page.state()["layer"], page.state()["head"]) == (1, 1)
@@ -433,7 +433,7 @@ def test_small_map_clicked_is_enlarged_and_with_shift_muted(browser: Any, folder
 
 
 def test_sliders_change_the_rollout_that_is_shown(browser: Any, folder: Path) -> None:
-    page = Opened(browser, make_page("vit", folder / "sliders.html").path, "#m=rollout")
+    page = Opened(browser, make_page("vit", folder / "sliders.html"), "#m=rollout")
     captured = captured_of("vit")
     for name, value, options in [
         ("residual", "0.2", {"residual": 0.2}),
@@ -453,7 +453,7 @@ def test_sliders_change_the_rollout_that_is_shown(browser: Any, folder: Path) ->
 
 
 def test_view_in_the_address_comes_back(browser: Any, folder: Path) -> None:
-    path = make_page("swin", folder / "address.html").path
+    path = make_page("swin", folder / "address.html")
     page = Opened(browser, path)
     page.click((20, 30))
     page.click((10, 12))
@@ -474,7 +474,7 @@ def test_view_in_the_address_comes_back(browser: Any, folder: Path) -> None:
 def test_address_that_does_not_fit_opens_all_the_same(
     browser: Any, folder: Path, address: str
 ) -> None:
-    page = Opened(browser, make_page("vit", folder / "address.html").path, address)
+    page = Opened(browser, make_page("vit", folder / "address.html"), address)
     state = page.state()
     assert state["method"] == "attention" and 0 <= state["layer"] <= 2
     page.point((20, 20))
@@ -482,7 +482,7 @@ def test_address_that_does_not_fit_opens_all_the_same(
 
 
 def test_saved_image_is_a_png_with_colours(browser: Any, folder: Path, tmp_path: Path) -> None:
-    page = Opened(browser, make_page("vit", folder / "save.html").path)
+    page = Opened(browser, make_page("vit", folder / "save.html"))
     with page.page.expect_download() as download:
         page.page.keyboard.press("s")
     download.value.save_as(tmp_path / "view.png")
@@ -498,7 +498,7 @@ def test_saved_image_is_a_png_with_colours(browser: Any, folder: Path, tmp_path:
 def test_page_at_any_width_and_theme_fits_and_draws(
     browser: Any, folder: Path, kind: str, width: int, theme: str
 ) -> None:
-    path = make_page(kind, folder / f"{kind} look.html").path
+    path = make_page(kind, folder / f"{kind} look.html")
     page = Opened(browser, path, viewport={"width": width, "height": 900}, color_scheme=theme)
     inside = page.page.evaluate(
         "() => [document.documentElement.scrollWidth, innerWidth,"
@@ -527,7 +527,7 @@ def test_page_at_any_width_and_theme_fits_and_draws(
 
 
 def test_everything_that_can_be_operated_has_a_name(browser: Any, folder: Path) -> None:
-    page = Opened(browser, make_page("swin", folder / "names.html").path)
+    page = Opened(browser, make_page("swin", folder / "names.html"))
     nameless = page.page.evaluate(
         """() => [...document.querySelectorAll('button, input, select, canvas')].filter(node =>
           !(node.getAttribute('aria-label') || node.textContent.trim()
@@ -539,7 +539,7 @@ def test_everything_that_can_be_operated_has_a_name(browser: Any, folder: Path) 
 
 def test_scores_are_shown_with_their_baselines(browser: Any, folder: Path) -> None:
     scores = {"random": {"energy": 8.0}, "rollout": {"energy": 41.3, "pointing": 100.0}}
-    path = make_page("vit", folder / "scores.html", scores=scores, scores_note="So it is.").path
+    path = make_page("vit", folder / "scores.html", scores=scores, scores_note="So it is.")
     page = Opened(browser, path, "#i=methods")
     assert table_of(page) == [
         ["Method", "energy ↑", "pointing ↑"],
@@ -578,7 +578,7 @@ def test_page_shows_the_texts_of_the_specs(opened: Any, kind: str) -> None:
 
 
 def test_page_without_scores_says_why(browser: Any, folder: Path) -> None:
-    path = make_page("vit", folder / "unscored.html", scores_note="There is no mask.").path
+    path = make_page("vit", folder / "unscored.html", scores_note="There is no mask.")
     page = Opened(browser, path, "#i=methods")
     assert table_of(page) == []
     text = page.page.inner_text("#methods")
@@ -601,7 +601,9 @@ def test_page_of_a_model_of_another_library_equals_python(
 ) -> None:
     model, image = built(name, batch=1)
     shown = Image.new("RGB", (image.shape[-1], image.shape[-2]))
-    page = Opened(browser, write_page(model, image, shown, folder / f"{name}.html").path)
+    path = folder / f"{name}.html"
+    write_page(model, image, shown, path)
+    page = Opened(browser, path)
     captured = capture(model, image)
     shown = page.page.eval_on_selector_all("#method option", "all => all.map(o => o.value)")
     asked = available_methods([str(choice) for choice in PAGE_METHODS], captured)

@@ -12,8 +12,10 @@ from torch import Tensor
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.fit.tensors import Fitting
 from vision.checkpoints.metadata import Metadata, read_metadata
+from vision.config import abridged
 from vision.models.build import build_model
 from vision.models.configs import TimmConfig
+from vision.models.layers import Grid
 from vision.models.timm import TimmModel
 
 PART = "model."
@@ -42,6 +44,28 @@ def describe_timm(
     assert isinstance(shell, TimmModel)
     updated = _up_to_date(shell.model, tensors)
     return known, _channels(shell.model, updated), _classes(shell.model, updated), assumed
+
+
+def table_numbers(config: TimmConfig, size: Grid, channels: int, classes: int, there: int) -> int:
+    """The size of all tables of a run's model, which only timm knows. A ValueError for a model that
+    timm cannot build, or that is far larger than the numbers that are `there`.
+    """
+    name = abridged(config.name, 60)
+    try:
+        model = build_model(config, size, channels=channels, classes=classes, device="meta")
+    # timm raises any of these for a size or a number of channels that a model cannot have.
+    except (ValueError, TypeError, ArithmeticError, RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"has an invalid record: timm cannot build '{name}' for images of {list(size)} pixels "
+            f"({abridged(str(error))})."
+        ) from error
+    wanted = sum(parameter.numel() for parameter in model.parameters())
+    if wanted > 2 * there:
+        raise ValueError(
+            f"contradicts itself: {name} of timm has {wanted} parameters, its tensors have {there} "
+            f"numbers."
+        )
+    return sum(buffer.numel() for buffer in model.buffers())
 
 
 def fit_timm(model: TimmModel, fitting: Fitting, own_run: bool) -> None:

@@ -10,14 +10,7 @@ from torch import Tensor
 from vision.checkpoints.open import OpenedModel
 from vision.config import ConfigError, pair, per_stage
 from vision.models.attention import width_of_head
-from vision.models.configs import (
-    AnySwinConfig,
-    LRNetConfig,
-    SwinConfig,
-    SwinV2Config,
-    TimmConfig,
-    ViTConfig,
-)
+from vision.models.configs import AnySwinConfig, LRNetConfig, SwinV2Config, TimmConfig, ViTConfig
 from vision.models.layers import Grid
 from vision.models.positions.added import LearnedPositions
 from vision.models.swin import Stage, Swin
@@ -34,16 +27,6 @@ class Export:
     opened: OpenedModel
     tensors: Mapping[str, Tensor]
     notes: list[str] = field(default_factory=list)
-
-    def preprocess(self) -> dict[str, Any]:
-        """Mean, std, interpolation and crop ratio; ImageNet's where nothing else is known."""
-        found = self.opened.preprocess
-        return {
-            "mean": list(found.mean),
-            "std": list(found.std),
-            "interpolation": found.interpolation,
-            "crop_ratio": found.crop_ratio,
-        }
 
 
 def refuse(library: str, reason: str) -> NoReturn:
@@ -88,10 +71,10 @@ def check_settings(config: ViTConfig, needs: Needs, library: str, model: str) ->
         refuse(library, f"{model} has heads of width / heads, not head_width={config.head_width}")
 
 
-def swin_of(export: Export, library: str) -> tuple[Swin, SwinConfig | SwinV2Config]:
+def swin_of(export: Export, library: str) -> tuple[Swin, AnySwinConfig]:
     """The model, if it is a Swin as others build it."""
     model, config = export.opened.model, export.opened.config
-    assert isinstance(model, Swin) and isinstance(config, SwinConfig | SwinV2Config)
+    assert isinstance(model, Swin) and isinstance(config, AnySwinConfig)
     if config.positions != "relative":
         refuse(library, f"a Swin has relative positions there, not positions={config.positions}")
     if not config.shift:

@@ -1,5 +1,6 @@
-"""ViTs of Meta's projects: DeiT, MAE, DINO, DINOv2 and DINOv3. Their names are timm's, with a few
-of their own and parts that only pretraining needs.
+"""ViTs of Meta's projects: DeiT, MAE, DINO, DINOv2 and DINOv3; and the official pretraining of BEiT
+and BEiT v2 (microsoft/unilm). Their names are timm's, with a few of their own and parts that only
+pretraining needs.
 
 The table of positions of DeiT-III has no row for the class token; that of a distilled DeiT has one
 for the class token and one for the distillation token. Both show in its shape. timm's RoPE-ViT with
@@ -21,6 +22,7 @@ from torch import Tensor
 from vision.checkpoints.errors import CheckpointError
 from vision.checkpoints.layouts import biases, rules
 from vision.checkpoints.layouts.rules import (
+    BUFFERS,
     DECODER,
     IMAGENET,
     MASK_TOKEN,
@@ -28,10 +30,11 @@ from vision.checkpoints.layouts.rules import (
     Ignored,
     NameTable,
     Rule,
+    Usual,
     same,
     within,
 )
-from vision.checkpoints.layouts.timm.timm_names import BLOCK, LAYER_SCALE, VIT
+from vision.checkpoints.layouts.timm.timm_names import BLOCK, EVA, LAYER_SCALE, VIT
 
 _BICUBIC = IMAGENET | {"interpolation": "bicubic"}
 _CROPPED = _BICUBIC | {"crop_ratio": 0.875}
@@ -74,6 +77,13 @@ MAE_DECODER = (
     Rule("pred.*", "decoder_pred.*"),
 )
 dino_to_ours = NameTable(DINO, (MASK_TOKEN, _HEAD), _CROPPED)
+BEIT_IGNORED = (
+    MASK_TOKEN,
+    Ignored(r"lm_head\..*|cls_pt_layers\..*", "the head of pretraining"),
+    *BUFFERS,
+)
+"""Of pretraining, which no classifier needs, also by transformers' names."""
+BEIT_POOL = Usual("mean", "pretraining has no pooling; BEiT fine-tunes with it")
 
 
 def mae_to_ours(tensors: Mapping[str, Tensor]) -> Converted:
@@ -104,4 +114,12 @@ def dinov3_to_ours(tensors: Mapping[str, Tensor]) -> Converted:
         bias = bias * torch.nan_to_num(mask.to(bias.dtype), nan=1.0)
         biases.split_bias(result, name, bias, "a third of qkv.bias, masked")
     result.facts |= DINOV3_FACTS
+    return result
+
+
+def beit_to_ours(tensors: Mapping[str, Tensor]) -> Converted:
+    """The network behind BEiT's head of pretraining. Fine-tuned models have timm's names."""
+    result = rules.to_ours((*EVA, *VIT), BEIT_IGNORED, tensors)
+    result.facts |= {"norm_eps": 1e-6, "activation": "gelu"}
+    result.usual["pool"] = BEIT_POOL
     return result

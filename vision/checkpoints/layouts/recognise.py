@@ -46,7 +46,7 @@ LAYOUTS: dict[Layout, Known] = {
     "Hugging Face": Known("huggingface.huggingface_names.to_ours", None, "bicubic", "bilinear"),
     "Google npz": Known("google.to_ours", positions="bilinear_corners"),
     "mmpretrain": Known("mmpretrain.to_ours", positions="bicubic"),
-    "BEiT": Known("beit.to_ours"),
+    "BEiT": Known("meta.beit_to_ours"),
     "CLIP": Known("openclip.to_ours"),
     "CLIP with timm's tower": Known("openclip.timm_tower_to_ours"),
     "vit-pytorch": Known("vit_pytorch.to_ours"),

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vision.checkpoints.errors import CheckpointError, NewerFormatError, unreadable
+from vision.checkpoints.errors import CheckpointError, NewerFormatError, system_errors, unreadable
 from vision.checkpoints.files.mapped import DTYPE_NAMES, STORED_DTYPES
 from vision.checkpoints.native.checkpoint_folder import latest
 from vision.checkpoints.native.header import (
@@ -63,20 +63,14 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], record: Mapping[
     header = partial(encode_header, entries, aliases, orders, stamp(record))
     checksums = dict.fromkeys(entries, 0)
     first = header(list(checksums.values()))  # fails before any file is touched, if it fails
-    try:
-        with replacing(path) as file:
-            write_all(file, first)
-            for name in sorted(entries, key=lambda name: entries[name].start):
-                data = _bytes_of(stored[name])
-                checksums[name] = zlib.crc32(data)
-                write_all(file, data)
-            file.seek(0)
-            write_all(file, header(list(checksums.values())))
-    except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be written: {error.strerror or error}. {_advice(error.errno)}",
-            error.errno,
-        ) from error
+    with system_errors(f"{path} cannot be written", _advice), replacing(path) as file:
+        write_all(file, first)
+        for name in sorted(entries, key=lambda name: entries[name].start):
+            data = _bytes_of(stored[name])
+            checksums[name] = zlib.crc32(data)
+            write_all(file, data)
+        file.seek(0)
+        write_all(file, header(list(checksums.values())))
 
 
 def read_checkpoint(

@@ -9,7 +9,7 @@ import os
 import re
 from pathlib import Path
 
-from vision.checkpoints.errors import CheckpointError
+from vision.checkpoints.errors import CheckpointError, system_errors
 from vision.checkpoints.native.header import Record, read_record
 from vision.files import replacing, sync_folder, temporary_name, write_all
 
@@ -40,15 +40,10 @@ def mark_best(path: Path) -> Path:
     where the file system has no hard links.
     """
     best = path.with_name(BEST)
-    try:
+    failure = f"{path} cannot be made the best checkpoint"
+    with system_errors(failure, "The best one before it is untouched."):
         if not _link(path, best):
             _copy(path, best)
-    except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be made the best checkpoint: {error.strerror or error}. "
-            f"The best one before it is untouched.",
-            error.errno,
-        ) from error
     return best
 
 
@@ -105,12 +100,8 @@ def prune(folder: Path, keep: int, step: int) -> list[Path]:
             continue
         if number in best:
             continue
-        try:
+        with system_errors(f"{path} cannot be removed"):
             path.unlink(missing_ok=True)
-        except OSError as error:
-            raise CheckpointError(
-                f"{path} cannot be removed: {error.strerror or error}.", error.errno
-            ) from error
         removed.append(path)
     return removed
 

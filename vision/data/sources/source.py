@@ -15,6 +15,11 @@ StoredImage = bytes | NDArray[np.uint8]
 """An encoded file (JPEG, PNG, …) as it is on disk, or pixels (height, width, channels)."""
 
 
+def content_of(image: StoredImage) -> bytes:
+    """Bytes that are equal for equal images."""
+    return image if isinstance(image, bytes) else str(image.shape).encode() + image.tobytes()
+
+
 @dataclass(eq=False, repr=False)
 class Source(ABC):
     """One split of a data set.

@@ -24,12 +24,7 @@ from vision.data.sources.folder import (
     list_images,
     require_folder,
 )
-from vision.data.sources.label_columns import (
-    check_columns,
-    check_known,
-    label_columns,
-    read_labels,
-)
+from vision.data.sources.label_columns import check_columns, check_known, label_columns, read_labels
 from vision.data.sources.packed import PackedStrings
 from vision.data.sources.source import Labels
 from vision.data.sources.subsets import split_by_fraction

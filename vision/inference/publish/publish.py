@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from vision.checkpoints.convert import write_as
+from vision.checkpoints.new_folder import check_new, new_folder
 from vision.checkpoints.open import open_model
 from vision.config import ConfigError, UserError
 from vision.evaluation.model_metrics import ModelMetrics
 from vision.evaluation.report.eval_report import Report
 from vision.evaluation.report.evaluation_figures import calibration, confusion
 from vision.inference.export import largest_difference
-from vision.inference.new_folder import check_new, new_folder
 from vision.inference.predict import Loaded, beside_checkpoint
 from vision.inference.publish.configs import PublishConfig
 from vision.inference.publish.hub import upload
@@ -131,13 +131,7 @@ def _own_config(loaded: Loaded) -> dict[str, Any]:
         "model": opened.config.model_dump(mode="json"),
         "classes": list(loaded.classes),
         "channels": opened.channels,
-        "preprocess": {
-            "image_size": list(images.image_size),
-            "mean": list(images.mean),
-            "std": list(images.std),
-            "interpolation": images.interpolation,
-            "crop_ratio": images.crop_ratio,
-        },
+        "preprocess": {"image_size": list(images.image_size), **images.values()},
     }
     if opened.multi_label:
         values["thresholds"] = dict(zip(loaded.classes, opened.thresholds, strict=True))

@@ -109,14 +109,14 @@ class ServedModel:
             scores_note="Scores take many forward passes: vision visualize page=true score=true.",
             passes=passes,
             temperature=self.temperature.value,
-        ).content
+        )
 
     def _passes(self, pixels: Pixels) -> Passes:
         return Passes(self.loaded.model, self.loaded.batch([pixels]))
 
     def about(self) -> dict[str, Any]:
         """The model for clients; no path of the server's files is among it."""
-        opened, preprocess = self.loaded.opened, self.loaded.preprocess
+        opened = self.loaded.opened
         return {
             "name": self.name,
             "kind": opened.config.kind,
@@ -126,10 +126,7 @@ class ServedModel:
             "parameters": sum(p.numel() for p in opened.model.parameters()),
             "temperature": self.temperature.value,
             "temperature_origin": self.temperature.origin,
-            "mean": list(preprocess.mean),
-            "std": list(preprocess.std),
-            "interpolation": preprocess.interpolation,
-            "crop_ratio": preprocess.crop_ratio,
+            **self.loaded.preprocess.values(),
             "patch": patch_size(opened),
             "assumed": list(opened.report.assumed),
         }

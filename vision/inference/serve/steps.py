@@ -6,7 +6,7 @@ Every number is from the forward pass that gives the logits.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from vision.inference.serve.served_model import ServedModel
 from vision.inspection.capture.anatomy import own_model
 from vision.inspection.capture.capture import capture
 from vision.inspection.capture.captured import Captured, LayerAttention
+from vision.inspection.capture.recording import removing
 from vision.inspection.capture.token_layout import Cell, Layout
 from vision.models.swin import Swin
 from vision.models.vit import ViT
@@ -112,12 +113,8 @@ def outputs_of(modules: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
     def keep(place: int) -> Any:
         return lambda module, inputs, output: found.__setitem__(place, output.detach())
 
-    handles = [m.register_forward_hook(keep(i)) for i, m in enumerate(modules)]
-    try:
+    with removing([m.register_forward_hook(keep(i)) for i, m in enumerate(modules)]):
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,7 +251,7 @@ class Walk:
         )
         kind = "shift" if shifted else "windows"
         step = self._attention(layer, cell, f"{kind}-{stage + 1}", "the patch")
-        return Step(step.id, name, says, step.vectors, step.grid, step.columns, step.rows)
+        return replace(step, title=name, text=says)
 
     def _merging(self, stage: int, after: LayerAttention) -> Step:
         layout, output = after.layout, self.merged[stage][0]

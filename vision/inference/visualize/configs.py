@@ -41,7 +41,7 @@ Cell = tuple[Count, Count]
 class VisualizeConfig(SizedConfig):
     """Settings of `vision visualize`."""
 
-    checkpoint: Places
+    checkpoint: Annotated[Places, Field(min_length=1)]
     """A run's folder, a checkpoint file of any known format, or a name timm:… or hf:…; several as
     [a,b] are drawn side by side with one colour scale."""
     images: Places
@@ -105,8 +105,6 @@ class VisualizeConfig(SizedConfig):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not self.checkpoint:
-            raise ValueError("checkpoint is empty; name a run's folder or a checkpoint file.")
         if self.images and self.data is not None:
             raise ValueError("give either images or data, not both.")
         if self.masks is not None and self.boxes is not None:

@@ -24,9 +24,8 @@ from vision.inspection.capture.recording import (
     removing,
 )
 from vision.inspection.capture.token_layout import Layout
-from vision.models.attention import Observer
+from vision.models.attention import AttentionPool, Observer
 from vision.models.layers import Grid, evaluating, pad_to_multiple
-from vision.models.pooling import AttentionPool
 from vision.models.swin import Stage, Swin
 from vision.models.vit import ViT
 from vision.models.windows import StageShape, partition

@@ -15,14 +15,15 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vision.inspection.capture.captured import Anatomy, CaptureError
 from vision.inspection.capture.recording import Recorder, check_output, removing
 from vision.inspection.capture.token_layout import PADDING, Layout
-from vision.models.layers import Grid, ceil_div
+from vision.models.attention import AttentionCall
+from vision.models.layers import Grid, ceil_div, pad_to_multiple
+from vision.models.windows import partition
 
 SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
 MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
@@ -80,7 +81,7 @@ class _AttentionMode(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            return self._attend(func, *args, **kwargs)
+            return self._attend(func, AttentionCall(*args, **kwargs))
         if func is F.multi_head_attention_forward:
             return self._multi_head(func, args, kwargs)
         if func in MATMUL and self._is_pending(args[0]):
@@ -104,34 +105,22 @@ class _AttentionMode(TorchFunctionMode):
         same = tensor.data_ptr() == self.pending.data_ptr()
         return tensor is self.pending or (same and tensor.shape == self.pending.shape)
 
-    def _attend(
-        self,
-        fused: Callable[..., Tensor],
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        if is_causal or enable_gqa or dropout_p or query.shape[-2] != key.shape[-2]:
+    def _attend(self, fused: Callable[..., Tensor], call: AttentionCall) -> Tensor:
+        query, key, value, mask = call[:4]
+        other = call.is_causal or call.enable_gqa or call.dropout_p
+        if other or query.shape[-2] != key.shape[-2]:
             # Not the self-attention of an image encoder.
-            return fused(
-                query, key, value, attn_mask, dropout_p, is_causal,
-                scale=scale, enable_gqa=enable_gqa,
-            )  # fmt: skip
-        factor = query.shape[-1] ** -0.5 if scale is None else scale
+            return fused(**call._asdict())
+        factor = query.shape[-1] ** -0.5 if call.scale is None else call.scale
         scores = (query * factor) @ key.transpose(-2, -1)
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            scores = scores.masked_fill(~attn_mask, -torch.inf)
-        elif attn_mask is not None:
-            scores = scores + attn_mask
+        if mask is not None and mask.dtype == torch.bool:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        elif mask is not None:
+            scores = scores + mask
         weights = scores.softmax(dim=-1)
         out = weights @ value
         with torch.no_grad():
-            check_output(self._name(), out, fused(query, key, value, attn_mask, scale=scale))
+            check_output(self._name(), out, fused(**call._asdict()))
         self._record(weights)
         self.latest = weights
         return out
@@ -152,7 +141,7 @@ class _AttentionMode(TorchFunctionMode):
 
         def explicit(*inner: Any, **named: Any) -> Tensor:
             self.projected = tokens
-            return self._attend(fused, *inner, **named)
+            return self._attend(fused, AttentionCall(*inner, **named))
 
         F.scaled_dot_product_attention = explicit
         try:
@@ -290,7 +279,7 @@ def window_index(grid: Grid, window: Grid, shift: Grid, *, pad_first: bool) -> T
         placed = _pad(cells, window).roll(back, (0, 1))
     else:
         placed = _pad(cells.roll(back, (0, 1)), window)
-    return rearrange(placed, "(wy h) (wx w) -> (wy wx) (h w)", h=window[0], w=window[1])
+    return _windows(placed, window)
 
 
 def shift_regions(grid: Grid, window: Grid, shift: Grid) -> Tensor | None:
@@ -309,11 +298,15 @@ def shift_regions(grid: Grid, window: Grid, shift: Grid) -> Tensor | None:
         if shift[axis]:
             step = (place >= size - window[axis]).long() + (place >= size - shift[axis]).long()
         region = region * 3 + (step[:, None] if axis == 0 else step[None])
-    slots = rearrange(region, "(wy h) (wx w) -> (wy wx) (h w)", h=window[0], w=window[1])
+    slots = _windows(region, window)
     allowed = slots[:, :, None] == slots[:, None, :]
     return None if bool(allowed.all()) else allowed
 
 
+def _windows(cells: Tensor, window: Grid) -> Tensor:
+    """A grid of whole windows (y x), window by window: (w t)."""
+    return partition(cells[None, None], window).view(-1, window[0] * window[1])
+
+
 def _pad(cells: Tensor, window: Grid) -> Tensor:
-    below, right = -cells.shape[0] % window[0], -cells.shape[1] % window[1]
-    return F.pad(cells, (0, right, 0, below), value=PADDING)
+    return pad_to_multiple(cells - PADDING, window) + PADDING  # which fills with zeros

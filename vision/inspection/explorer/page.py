@@ -5,7 +5,6 @@ import html
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from vision.files import replacing, write_all
 from vision.inspection.capture.capture import Passes
 from vision.inspection.explain import available_methods, class_probability, explained_classes
-from vision.inspection.explorer.pack import PageClass, PageContent, Rung, pack
+from vision.inspection.explorer.pack import PageClass, PageContent, pack
 from vision.inspection.explorer.self_contained import data_url, script_data
 from vision.inspection.methods.attribution import attribute
 from vision.inspection.methods.layer_maps import cam_seed, token_norms
@@ -65,36 +64,14 @@ Scores = Mapping[str, Mapping[str, float]]
 """By name of the method and by metric, in percent; `random` and `centre` are baselines."""
 
 
-@dataclass(frozen=True)
-class PageInfo:
-    """A page that was written."""
-
-    path: Path
-    bytes: int
-    rung: Rung
-    """The part of the attention that the page keeps."""
-    largest_error: float
-    """Of any attention weight in the page."""
-
-
-@dataclass(frozen=True)
-class BuiltPage:
-    """A page in memory."""
-
-    content: bytes
-    rung: Rung
-    largest_error: float
-
-
 def write_page(
     model: nn.Module, image: Tensor, shown: Image.Image, output: Path, **options: Any
-) -> PageInfo:
+) -> None:
     """Write the page of `build_page`, which takes the same options, to a file."""
     page = build_page(model, image, shown, **options)
     output.parent.mkdir(parents=True, exist_ok=True)
     with replacing(output) as file:
-        write_all(file, page.content)
-    return PageInfo(output, len(page.content), page.rung, page.largest_error)
+        write_all(file, page)
 
 
 def build_page(
@@ -111,7 +88,7 @@ def build_page(
     subtitle: str = "",
     passes: Passes | None = None,
     temperature: float = 1.0,
-) -> BuiltPage:
+) -> bytes:
     """One self-contained page in which the attention for an image can be explored.
 
     image: the input of the model, (channels height width) or with a batch of one. shown: the same
@@ -139,8 +116,7 @@ def build_page(
     frame = _frame(title, data_url(shown, IMAGE_SIDE, LOSSLESS_SIDE))
     budget = int(max_megabytes * 1e6) - len(frame.encode())
     packed = pack(content, limit=(budget - _header_room(content, about)) * 3 // 4)
-    page = _filled(frame, packed.header | about, packed.stream)
-    return BuiltPage(page, packed.rung, packed.header["largest_error"])
+    return _filled(frame, packed.header | about, packed.stream)
 
 
 def gather(

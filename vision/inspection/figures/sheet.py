@@ -12,13 +12,7 @@ from PIL import Image
 from vision.data.images.decode import Pixels
 from vision.data.preprocess import input_pixels
 from vision.files import read_file
-from vision.inspection.explain import (
-    Explanation,
-    Heatmap,
-    Interpolation,
-    Subject,
-    explain,
-)
+from vision.inspection.explain import Explanation, Heatmap, Interpolation, Subject, explain
 from vision.inspection.figures.drawing import (
     FAINT,
     SCREEN,

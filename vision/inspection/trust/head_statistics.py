@@ -6,6 +6,7 @@ position similarity (middle), patch filters (left); and for windows the bias by 
 Axes: b batch · h heads · n tokens · w windows · t, s slots · y, x rows and columns.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from vision.inspection.capture.captured import Captured, LayerAttention
 from vision.inspection.capture.token_layout import Layout
+from vision.models.windows import relative_index
 
 
 class HeadStatistics(NamedTuple):
@@ -131,12 +133,8 @@ def _kl(weights: Tensor, expected: Tensor) -> Tensor:
 def _by_pair(table: Tensor, layout: Layout) -> Tensor:
     """A table (h, 2·rows - 1, 2·columns - 1) for every pair of a window's slots: (h t s)."""
     assert layout.window is not None
-    height, width = layout.window
-    slot = torch.arange(height * width, device=table.device)
-    y, x = slot // width, slot % width
-    rows = y[:, None] - y[None] + height - 1
-    columns = x[:, None] - x[None] + width - 1
-    return table[:, rows, columns]
+    (index,) = relative_index(layout.window, table.device)
+    return rearrange(table.flatten(1)[:, index], "h (t s) -> h t s", t=math.prod(layout.window))
 
 
 def relative_biases(model: nn.Module) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from vision.models.attention import TRACED_DEVICE
+from vision.models.attention import TRACED_DEVICE, AttentionCall
 
 FUSED_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 PRODUCTS = {
@@ -49,7 +49,7 @@ class AsOn(TorchFunctionMode):
         elif self.dtype is not None and name in IN_32_BITS.get(self.device, ()):
             args = self._cast(args, torch.float32)
         if func is F.scaled_dot_product_attention:
-            return self._attention(*args, **kwargs)
+            return self._attention(AttentionCall(*args, **kwargs))
         return func(*args, **kwargs)
 
     def _cast(self, value: Any, dtype: torch.dtype) -> Any:
@@ -65,28 +65,19 @@ class AsOn(TorchFunctionMode):
             self._casts[id(value)] = value, value.to(dtype)
         return self._casts[id(value)][1]
 
-    def _attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
+    def _attention(self, call: AttentionCall) -> Tensor:
         """The fused kernel where the device takes it. That of CUDA, which stores as much as that of
         a CPU, also has dropout and learned masks.
         """
-        learned = attn_mask is not None and attn_mask.requires_grad
+        q, k, v, mask = call[:4]
+        learned = mask is not None and mask.requires_grad
         if self.device != "cpu":
-            dropout_p, learned = 0.0, False
-        if dropout_p or learned or enable_gqa or q.ndim != 4 or q.shape[-1] != v.shape[-1]:
-            return F.scaled_dot_product_attention(
-                q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-            )
+            call, learned = call._replace(dropout_p=0.0), False
+        other = call.enable_gqa or q.ndim != 4 or q.shape[-1] != v.shape[-1]
+        if call.dropout_p or learned or other:
+            return F.scaled_dot_product_attention(**call._asdict())
         # A boolean mask becomes additive.
-        mask = None if attn_mask is None else attn_mask.detach().to(q.dtype)
-        out: Tensor = FUSED_ATTENTION(q, k, v, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
+        mask = None if mask is None else mask.detach().to(q.dtype)
+        options = {"attn_mask": mask, "scale": call.scale}
+        out: Tensor = FUSED_ATTENTION(q, k, v, 0.0, call.is_causal, **options)[0]
         return out

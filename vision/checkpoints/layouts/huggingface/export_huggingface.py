@@ -150,21 +150,21 @@ def _swin(export: Export) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
 
 def huggingface_preprocessor(export: Export) -> dict[str, dict[str, Any]]:
     """The file that says how images are prepared: shorter side, then the middle."""
-    images, (height, width) = export.preprocess(), export.opened.image_size
-    shorter = round(min(height, width) / images["crop_ratio"])
+    images, (height, width) = export.opened.preprocess, export.opened.image_size
+    shorter = round(min(height, width) / images.crop_ratio)
     values = {
         "image_processor_type": "BitImageProcessor",
         "do_resize": True,
         "size": {"shortest_edge": shorter},
-        "resample": INTERPOLATIONS.index(images["interpolation"]),
+        "resample": INTERPOLATIONS.index(images.interpolation),
         "do_center_crop": True,
         "crop_size": {"height": height, "width": width},
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
         "do_convert_rgb": True,
-        "image_mean": images["mean"],
-        "image_std": images["std"],
+        "image_mean": list(images.mean),
+        "image_std": list(images.std),
     }
     return {"preprocessor_config.json": values}
 

@@ -9,14 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.layouts.config_fields import (
-    Field,
-    Settings,
-    choice,
-    follow,
-    only,
-    setting,
-)
+from vision.checkpoints.layouts.config_fields import Field, Settings, choice, follow, only, setting
 
 ACTIVATIONS = {
     "gelu": "gelu",

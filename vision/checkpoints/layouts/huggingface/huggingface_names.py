@@ -21,6 +21,7 @@ from vision.checkpoints.layouts.huggingface.huggingface_dino import (
     IN_MEMORY,
     PROJECTION,
 )
+from vision.checkpoints.layouts.meta import BEIT_IGNORED, BEIT_POOL
 from vision.checkpoints.layouts.recognise import TYPES
 from vision.checkpoints.layouts.rules import (
     BUFFERS,
@@ -113,9 +114,6 @@ IGNORED = (
 )
 
 
-BEIT_IGNORED = (MASK_TOKEN, Ignored(r"lm_head\..*", "the head of pretraining"), *BUFFERS)
-
-
 def to_ours(tensors: Mapping[str, Tensor]) -> Converted:
     """Any of the models, with or without the model's type in front of the names."""
     plain = {re.sub(rf"^{TYPES}\.(?=\w)", "", name): tensor for name, tensor in tensors.items()}
@@ -154,7 +152,7 @@ def _beit_to_ours(tensors: Mapping[str, Tensor]) -> Converted:
     if "pooler.layernorm.weight" in tensors:
         result.facts |= {"pool": "mean", "pool_norm": "after"}
     elif "lm_head.weight" in tensors:
-        result.usual["pool"] = Usual("mean", "pretraining has no pooling; BEiT fine-tunes with it")
+        result.usual["pool"] = BEIT_POOL
     _add_shared(result)
     return result
 

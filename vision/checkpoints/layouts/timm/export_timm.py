@@ -22,7 +22,7 @@ from vision.checkpoints.layouts.timm.timm_candidates import (
     normed_after,
 )
 from vision.checkpoints.layouts.timm.timm_models import describe
-from vision.checkpoints.layouts.timm.timm_names import NORM_AFTER_POOL, SWIN, VIT
+from vision.checkpoints.layouts.timm.timm_names import NORM_AFTER_POOL, PREPROCESS, SWIN, VIT
 from vision.config import pair, per_stage
 from vision.models.configs import SwinConfig, SwinV2Config, TimmConfig, ViTConfig
 from vision.models.positions.rotary import dinov3_periods
@@ -75,14 +75,11 @@ def _baseline(export: Export, config: TimmConfig) -> tuple[dict[str, Tensor], di
 
 def _config(export: Export, fields: dict[str, Any], layers: dict[str, Any]) -> dict[str, Any]:
     """config.json with what every model has: its classes, and how its images are prepared."""
-    opened, images = export.opened, export.preprocess()
+    opened, images = export.opened, export.opened.preprocess.values()
     prepared = {
         "num_classes": opened.classes,
         "input_size": [opened.channels, *opened.image_size],
-        "mean": images["mean"],
-        "std": images["std"],
-        "interpolation": images["interpolation"],
-        "crop_pct": images["crop_ratio"],
+        **{theirs: images[ours] for theirs, ours in PREPROCESS.items()},
     }
     config = fields | {"num_classes": opened.classes, "pretrained_cfg": prepared | layers}
     if opened.class_names is not None:

@@ -36,6 +36,13 @@ BLOCK = (
     *("norm1.*", "attn.qkv.*", "attn.q_norm.*", "attn.k_norm.*", "attn.norm.*", "attn.proj.*"),
     *("ls1.gamma", "norm2.*", "mlp.fc1.*", "mlp.norm.*", "mlp.fc2.*", "ls2.gamma"),
 )
+PREPROCESS = {
+    "mean": "mean",
+    "std": "std",
+    "interpolation": "interpolation",
+    "crop_pct": "crop_ratio",
+}
+"""Values of the preprocessing there and here."""
 POOLS = {"token": "class_token", "avg": "mean", "map": "attention"}
 """Kinds of pooling there and here."""
 ROTATIONS = {"axial": (100.0, "xy"), "eva": (10_000.0, "ij"), "pe": (10_000.0, "xy")}

@@ -8,10 +8,10 @@ from pathlib import Path
 from vision.config import ConfigError
 
 
-def check_new(folder: Path) -> None:
-    """Refuse to overwrite anything."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"output: {folder} already exists; remove it or choose another.")
+def check_new(output: Path) -> None:
+    """Refuse to overwrite anything: a file, or a folder that is not empty."""
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ConfigError(f"output: {output} already exists; remove it or choose another.")
 
 
 @contextmanager
