@@ -227,7 +227,7 @@ def find_images(places: Sequence[str], listed: TextIO | None = None) -> list[Pat
         else:
             files = [path]
         if not files:
-            raise ConfigError(f"images: there is no image in '{place}'.")
+            raise ConfigError(f"images: no images found in '{place}'.")
         found.update(dict.fromkeys(files))
     return list(found)
 
