@@ -24,6 +24,8 @@ KINDS = {"model": "train", "data": "train", "tune": "train", "task": "train"}
 """Groups whose choices have different settings, with a command that has each."""
 WORDS = {"string": "text", "integer": "integer", "number": "number", "boolean": "true or false"}
 COLUMNS = "| setting | value | type | meaning |\n|---|---|---|---|"
+TABLE, END = '<div class="settings" markdown>\n', "\n</div>"
+"""Around a table of settings, whose rows site.css stacks on narrow screens."""
 
 
 def pages() -> dict[str, str]:
@@ -104,8 +106,10 @@ def command_page(name: str) -> str:
             f"{sentence(command.summary)}{alias}",
             "",
             *(more if groups else []),
+            TABLE,
             COLUMNS,
             *rows,
+            END,
             "",
         ]
     )
@@ -126,8 +130,10 @@ def group_page(group: str) -> str:
             sentence((kind.__doc__ or "").split("\n\n")[0]),
             f"The values are those of `{group}={choice}`.",
             "",
+            TABLE,
             COLUMNS,
             *(line for s in settings(kind, values[group], f"{group}.") for line in rows_of(s)),
+            END,
         ]
     return "\n".join([*lines, ""])
 

@@ -10,4 +10,4 @@ import vision
 model = vision.load(sys.argv[1])
 print(model.predict(sys.argv[2]).top)
 figure = vision.show_attention(model, sys.argv[2], methods=["attention", "rollout", "chefer"])
-print(figure.save("attention"))
+print(figure.save("attention.png"))

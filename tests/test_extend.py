@@ -101,3 +101,25 @@ def test_extended_model_trains_resumes_and_is_exported(project: Path) -> None:
     lines = [line for line in map(json.loads, metrics) if line["split"] == "train"]
     assert [line["step"] for line in lines] == [1, 2, 3]
     run(project, "-m", "vision", "export", "checkpoint=outputs/extended", "format=torch_export")
+
+
+CONVERT = """
+from vision.cli.app import main
+
+for run in ("vit_max", "vit_centre"):
+    for library in ("timm", "huggingface", "torchvision"):
+        code = main(["convert", f"source=outputs/{run}", f"format={library}", "output=converted"])
+        print(run, library, code)
+"""
+
+
+def test_other_libraries_are_said_not_to_have_an_extension(project: Path) -> None:
+    for name in ("vit_max", "vit_centre"):
+        words = [f"model={name}", *SMALL, "batch_size=32", f"name={name}", "duration=2steps"]
+        run(project, "train.py", *words)
+    text = run(project, "-c", CONVERT)
+    for name, setting in (("vit_max", "pool=max"), ("vit_centre", "positions=centre")):
+        for library in ("timm", "huggingface", "torchvision"):
+            assert f"{name} {library} 2" in text
+            assert setting in text
+    assert text.count("cannot express this model") == 6

@@ -267,7 +267,7 @@ FLOATS = torch.rand(3, 20, 24)
         (["/nowhere/a.png"], {}, r"dataset\[0\] is a str; expected \(image, label\)"),
         ([("/nowhere/a.png", 0)], ABC, "/nowhere/a.png cannot be read: No such file"),
         (ONE, {"classes": ["only"], "validation": ONE}, "a single class"),
-        (GOOD, {"validation": None}, r"validation: there are no images.*data\.val_fraction"),
+        (GOOD, {"validation": None}, r"validation: no images.*data\.val_fraction"),
     ],
 )
 def test_unusable_data_is_refused_by_its_place(

@@ -117,7 +117,7 @@ def test_yaml_that_is_not_a_regular_file_is_refused_by_name(
 def test_settings_may_refer_to_those_of_hydra(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["model=vit_tiny", "data=folder", "data.root=${hydra:runtime.cwd}/${hydra:job.name}"]
     assert main(["train", *words]) == 2
-    assert f"there is no folder {Path.cwd()}/train" in capsys.readouterr().err
+    assert f"the folder {Path.cwd()}/train does not exist" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["-cn", "--config-name"])
@@ -468,6 +468,24 @@ def test_job_logging_can_be_hydras_own() -> None:
     assert result.returncode == 0
     assert json.loads(result.stdout)
     assert folders(Path("x")) == ["info.log"]
+
+
+HUB_WARNING = """
+import logging.config, sys
+from omegaconf import OmegaConf
+from huggingface_hub.utils import logging as hub
+hub.get_logger("huggingface_hub.utils._http").warning("no network")  # its own handler
+logging.config.dictConfig(OmegaConf.to_container(OmegaConf.load(sys.argv[1])))
+hub.get_logger("huggingface_hub.utils._http").warning("unreachable")
+logging.getLogger("other").warning("of another")
+"""
+
+
+def test_warning_of_the_hub_is_printed_once() -> None:
+    path = CONFIGS / "hydra/job_logging/stderr.yaml"
+    command = [sys.executable, "-c", HUB_WARNING, str(path)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert text.count("unreachable") == 1 and text.count("of another") == 1
 
 
 def test_searchpath_setting(capsys: pytest.CaptureFixture[str]) -> None:

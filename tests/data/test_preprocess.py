@@ -71,7 +71,7 @@ def test_normalised_batch_equals_torchvision() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"policy": "rand-m9"}, "policy: there is no augmentation policy 'rand-m9'"),
+        ({"policy": "rand-m9"}, "policy: unknown augmentation policy 'rand-m9'"),
         ({"crop_area": [0.5, 0.1]}, "crop_area = \\[0.5, 0.1\\]: the first number"),
         ({"flip": 1.5}, "flip: .*less than or equal to 1"),
         ({"flip": "alternat"}, "flip: .*'alternate'"),

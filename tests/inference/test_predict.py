@@ -220,7 +220,7 @@ def test_predict_command_with_attention_saves_a_image_beside_each_image(
     ("words", "message"),
     [
         (["images=[]"], "images=photo.jpg"),
-        (["images=nowhere/*.jpg"], "images: there is no image in 'nowhere/*.jpg'."),
+        (["images=nowhere/*.jpg"], "images: no images found in 'nowhere/*.jpg'."),
     ],
 )
 def test_predict_command_without_images_exits_2(

@@ -74,7 +74,7 @@ def an_image(run: Path, path: Path) -> None:
 
 
 BAD: dict[Callable[[Path, Path], object], tuple[int, str]] = {
-    lambda run, path: None: (2, "there is no file or folder"),
+    lambda run, path: None: (2, "does not exist"),
     lambda run, path: path.write_bytes(b""): (1, "is empty (0 bytes)"),
     lambda run, path: path.write_text("my notes\n" * 90): (1, "is a text that starts with"),
     lambda run, path: path.write_text("<html>404</html>"): (1, "is a web page"),
@@ -146,4 +146,4 @@ def test_opset_that_torch_cannot_write_is_refused(
 
 def test_folder_without_images_is_named(run: Path, tmp_path: Path, capsys: Capture) -> None:
     assert main(["predict", f"checkpoint={run}", f"images={tmp_path}"]) == 2
-    assert capsys.readouterr().err == f"error: images: there is no image in '{tmp_path}'.\n"
+    assert capsys.readouterr().err == f"error: images: no images found in '{tmp_path}'.\n"

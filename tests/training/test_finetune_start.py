@@ -222,7 +222,7 @@ def test_parts_are_trained_by_their_names(tmp_path: Path, pretrained: Path) -> N
 
 
 WRONG = {
-    "init=nowhere/model.pth": "init: there is no file or folder",
+    "init=nowhere/model.pth": "init: nowhere/model.pth does not exist",
     "init=timm:no_such_model": "init: timm has no weights",
     "init=pretrained model=vit_mini": "no published weights are known for this model",
     "init=null": "model=auto takes the model from the weights",

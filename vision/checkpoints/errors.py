@@ -46,5 +46,5 @@ def system_errors(failure: str, advice: Callable[[int | None], str] | str = "") 
 def unreadable(path: Path, error: OSError) -> CheckpointError:
     """What the system says about a file, with the file's name."""
     if isinstance(error, FileNotFoundError):
-        return CheckpointError(f"There is no checkpoint {path}.", error.errno)
+        return CheckpointError(f"{path} does not exist.", error.errno)
     return CheckpointError(f"{path} cannot be read: {error.strerror or error}.", error.errno)

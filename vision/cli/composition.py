@@ -137,7 +137,7 @@ class Composer:
         except MissingConfigException as error:
             group, _, choice = (error.missing_cfg_file or "").rpartition("/")
             if not group:
-                raise ConfigError(f"--config-name: there is no '{choice}.yaml'.") from error
+                raise ConfigError(f"--config-name: '{choice}.yaml' does not exist.") from error
             raise ConfigError(unknown_choice(group, choice, self.options(group))) from error
         except Exception as error:  # some words make Hydra and OmegaConf fail with errors of Python
             raise ConfigError(first_line(error)) from error

@@ -160,7 +160,7 @@ def _given(
         )
     if validation is None and data.val_fraction is None:
         raise ConfigError(
-            "validation: there are no images to evaluate on. Give them as validation=…, or set "
+            "validation: no images to evaluate on. Give them as validation=…, or set "
             "data.val_fraction, such as 0.1, to take them from dataset."
         )
     given = given_images(dataset, validation, classes, data.channels)

@@ -174,7 +174,7 @@ def predict(
     assert int(counted.max()) <= 1, "an image was counted more than once"
     ids = counted.nonzero()[:, 0]
     if len(ids) == 0:
-        raise ConfigError("data: there is no image to evaluate, or none could be read.")
+        raise ConfigError("data: no images to evaluate, or none could be read.")
     flipped = None if flipped is None else flipped[ids]
     return Predictions(
         ids, logits[ids], flipped, None if features is None else features[ids], speed

@@ -72,7 +72,7 @@ def results(sums: Tensor) -> dict[str, float]:
     sums = sums.cpu().double()
     loss, count, top1, top5 = sums[:4].tolist()
     if not count:
-        raise ValueError("there is no image to evaluate: none was given, or none could be read.")
+        raise ValueError("no images to evaluate: none were given, or none could be read.")
     right, predicted, actual = sums[4:].view(3, -1)
     occurs, named = actual > 0, predicted + actual > 0
     recall = right[occurs] / actual[occurs]

@@ -202,7 +202,10 @@ def beside_checkpoint(place: str, file: Path) -> Path:
     """The run's folder, or that of the file; the current folder for a hub name."""
     if place.startswith(HUBS):
         return Path()
-    return file.parent.parent if file.parent.name == "checkpoints" else file.parent
+    folder = file.parent.parent if file.parent.name == "checkpoints" else file.parent
+    if folder.is_symlink():  # `latest`, which another run may move while this one is used
+        folder = folder.parent / folder.readlink()
+    return folder
 
 
 def find_images(places: Sequence[str], listed: TextIO | None = None) -> list[Path]:
@@ -227,7 +230,7 @@ def find_images(places: Sequence[str], listed: TextIO | None = None) -> list[Pat
         else:
             files = [path]
         if not files:
-            raise ConfigError(f"images: there is no image in '{place}'.")
+            raise ConfigError(f"images: no images found in '{place}'.")
         found.update(dict.fromkeys(files))
     return list(found)
 

@@ -98,7 +98,7 @@ def _calibration(images: EvaluatedModel, config: ExportConfig) -> Iterator[Tenso
     train = images.training_images()
     number = min(config.calibration_images, len(train))
     if not number:
-        raise ConfigError("data: there are no training images to calibrate int8 with.")
+        raise ConfigError("data: no training images to calibrate int8 with.")
     source = Subset(train, np.arange(number) * len(train) // number)
     normalize = normalizer(images.preprocess, _CPU)
     loader = build_loader(source, images.preprocess, images.data, config.loader)

@@ -33,7 +33,7 @@ def cluster_settings(launcher: str, given: Iterable[str]) -> dict[str, str]:
         return {}
     if shutil.which("srun") is None:
         raise ConfigError(
-            "hydra/launcher=submitit_slurm: there is no srun here. Call it on a node of a Slurm "
+            "hydra/launcher=submitit_slurm: srun was not found. Call it on a node of a Slurm "
             "cluster, or choose hydra/launcher=local."
         )
     # A run resumes where it was cut off, so a job may be requeued whenever its time is up.

@@ -59,7 +59,7 @@ def test_file_of_another_kind_is_told(
 
 
 def test_missing_file_is_told(tmp_path: Path) -> None:
-    refused(tmp_path / "none.pth", "There is no checkpoint")
+    refused(tmp_path / "none.pth", "none.pth does not exist")
 
 
 def test_folder_without_a_checkpoint_is_told(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def timm_name_with_url_only() -> tuple[str, str]:
         ("hf:google", r"not of the form hf:OWNER/NAME\[@REVISION\]"),
         ("hf:../../etc", "not of the form"),
         ("tim:vit_small", "Sources are timm:NAME, hf:OWNER/NAME and paths"),
-        ("/none/model.pth", "there is no file or folder /none/model.pth"),
+        ("/none/model.pth", "/none/model.pth does not exist"),
     ],
 )
 def test_wrong_name_is_told(hub: Path, source: str, message: str) -> None:

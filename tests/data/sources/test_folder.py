@@ -194,7 +194,7 @@ def test_table_with_a_mistake_is_refused_with_the_reason(tmp_path: Path, case: s
 
 def test_folder_that_is_missing_is_refused_with_what_exists(tmp_path: Path) -> None:
     config = data_config("folder", root=str(tmp_path / "no" / "such"))
-    with pytest.raises(ConfigError, match=rf"no folder .*such .*{tmp_path} exists"):
+    with pytest.raises(ConfigError, match=rf"folder .*such does not exist .*{tmp_path} exists"):
         build_source(config, "train")
 
 

@@ -279,7 +279,7 @@ def test_huggingface_local_set_gives_bytes_labels_and_names(tmp_path: Path, layo
     wrong = data_config(
         "huggingface", path=str(root), cache=str(tmp_path / "cache"), label_column="lable"
     )
-    with pytest.raises(ConfigError, match="no column 'lable'"):
+    with pytest.raises(ConfigError, match="unknown column 'lable'"):
         build_source(wrong, "train")
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,13 +116,13 @@ def test_visualize_with_a_file_that_is_no_image_draws_the_rest_and_exits_1(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["methods=[attention:layer:9]"], "layer 9"),
-        (["methods=[attention:head:8]"], "no captured head 8"),
+        (["methods=[attention:layer:9]"], "Layer 9 was not captured"),
+        (["methods=[attention:head:8]"], "head 8"),
         (["methods=[cam]"], "cam is not available for ViT: it needs the mean"),
         (["methods=[rolout]"], "Did you mean 'rollout'"),
         (["classes=[cot]"], "'cot'. Did you mean 'cat'"),
         (["figures=[microscope]"], "needs windows"),
-        (["figures=[heads]", "query=register 1"], "no token 'register 1'"),
+        (["figures=[heads]", "query=register 1"], "token 'register 1'"),
         (["figures=[queries]", "query=[99,0]"], "outside the grid"),
         (["style=paper", "width=3"], "width"),
         (["width=3furlongs"], "not a width; write 3.3in"),
@@ -166,7 +167,7 @@ def test_models_of_a_convolutional_network_say_that_it_has_no_attention(
     found = load(run)
     loaded = replace(found, opened=replace(found.opened, model=resnet))
     items = items_of_files([photos / "a.png"])
-    with pytest.raises(ConfigError, match="checkpoint: net: No attention was found in ResNet"):
+    with pytest.raises(ConfigError, match="checkpoint: vit: No attention was found in ResNet"):
         visualized_models([loaded], parse(VisualizeConfig, values), items[0])
 
 
@@ -282,6 +283,18 @@ def test_masks_that_do_not_match_their_images_are_refused(
     Image.new("L", (40, 30), 0).save(tmp_path / "masks/b.png")
     assert visualize(run, tmp_path / "out", *words) == 2
     assert "no image is left to score" in capsys.readouterr().err
+
+
+def test_latest_stands_for_the_run_that_it_names(
+    run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run, tmp_path / "mine")
+    (tmp_path / "latest").symlink_to("mine")
+    words = [f"checkpoint={tmp_path / 'latest'}", f"images={photos}/b.png", "figures=[page]"]
+    assert main(["visualize", *words]) == 0
+    page = tmp_path / "mine/attention/b.page.html"
+    assert str(page) in capsys.readouterr().out
+    assert page_header(page)["subtitle"] == "mine"
 
 
 def test_masks_are_found_by_the_folders_of_their_images_or_by_name_alone(tmp_path: Path) -> None:

@@ -86,8 +86,8 @@ def test_capture_that_fails_midway_leaves_no_hook(name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"layers": [3]}, "no layer 3: this model has 3 attention layers"),
-        ({"layers": ["blocks.9.attn"]}, r"no layer 'blocks\.9\.attn'"),
+        ({"layers": [3]}, "layer 3: this model has 3 attention layers"),
+        ({"layers": ["blocks.9.attn"]}, r"layer 'blocks\.9\.attn'"),
         ({"layers": []}, "layers is empty"),
         ({"gradients": True, "targets": CLASSES}, "from 0 to 6"),
         ({"gradients": True, "targets": [1, 2, 3]}, "one target or 2"),

@@ -154,7 +154,7 @@ def test_global_layout_names_places_and_reshapes() -> None:
 
 def test_layout_asked_for_what_is_not_there_says_what_is() -> None:
     layout = global_layout()
-    with pytest.raises(ValueError, match=r"no token 'distillation'.*class, register 1"):
+    with pytest.raises(ValueError, match=r"token 'distillation'.*class, register 1"):
         layout.query("distillation")
     with pytest.raises(ValueError, match="outside the grid of 2 rows, 3 columns"):
         layout.query((2, 0))

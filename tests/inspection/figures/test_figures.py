@@ -227,7 +227,7 @@ def test_head_statistics_do_not_depend_on_batches() -> None:
     for one, other in zip(whole.values["entropy"], parts.values["entropy"], strict=True):
         assert np.allclose(one, other, atol=1e-6)
     assert parts.images == 4
-    with pytest.raises(ValueError, match="no images"):
+    with pytest.raises(ValueError, match="No images"):
         gather_heads(subject.model, [])
 
 

@@ -25,6 +25,12 @@ def test_show_attention_of_a_pil_image_has_the_numbers_of_its_methods(tmp_path: 
     assert Image.open(io.BytesIO(drawing._repr_png_())).format == "PNG"
     written = drawing.save(str(tmp_path / "figure"))
     assert [path.name for path in written] == ["figure.png", "figure.txt"]
+    for name, start in (("a.png", b"\x89PNG"), ("b.svg", b"<?xml"), ("c.npz", b"PK")):
+        written = drawing.save(tmp_path / name)
+        assert [path.name for path in written] == [name, f"{name[0]}.txt"]
+        assert written[0].read_bytes().startswith(start)
+    written = drawing.save(tmp_path / "d.jpg.png", ("png",))  # a stem, as kinds are given
+    assert written[0].name == "d.jpg.png.png"
 
 
 def test_show_attention_of_a_file_equals_that_of_its_image(tmp_path: Path) -> None:

@@ -121,9 +121,9 @@ def test_pixels_of_a_map_show_each_cell_where_it_lies() -> None:
         ("rolout", {}, r"'rolout'\. Did you mean 'rollout'\?"),
         ("rollout", {"discrad": 0.1}, r"'discrad'\. Did you mean 'discard'\?"),
         ("cam_rollout", {"query": (0, 0)}, "has no query"),
-        ("attention", {"layer": 9}, "no layer 9"),
-        ("attention", {"head": 7}, "no captured head 7"),
-        ("attention", {"query": "class"}, r"no token 'class'\. Prefix tokens of this model: none"),
+        ("attention", {"layer": 9}, "Layer 9 was not captured"),
+        ("attention", {"head": 7}, "head 7"),
+        ("attention", {"query": "class"}, r"token 'class'\. Prefix tokens of this model: none"),
         ("attention", {"query": (99, 0)}, "outside the grid"),
         ("cam", {"target": 7}, "from 0 to 6"),
     ],
@@ -166,5 +166,5 @@ def test_head_from_the_end_is_the_last_one() -> None:
     texts = ["attention:layer:0:head:-1", "attention:layer:0:head:2"]
     last, third = explain(subject, pixels, parse_methods(texts))[0].heatmaps
     assert np.array_equal(last.values, third.values)
-    with pytest.raises(ConfigError, match="no captured head -4"):
+    with pytest.raises(ConfigError, match="head -4"):
         explain(subject, pixels, parse_methods(["attention:layer:0:head:-4"]))

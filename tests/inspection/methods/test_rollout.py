@@ -248,7 +248,7 @@ def test_class_seeded_rollout_starts_from_cells_that_speak_for_the_class(name: s
         ({"residual": "auto"}, "or 'measured', found 'auto'"),
         ({"discard": 1.0}, "at least 0 and below 1"),
         ({"fusion": "median"}, "Unknown fusion"),
-        ({"start_layer": 3}, "no captured layer 3"),
+        ({"start_layer": 3}, "Layer 3 was not captured"),
         ({"start_layer": 2, "end_layer": 0}, "lies above"),
     ],
 )

@@ -222,5 +222,5 @@ def test_score_of_a_headless_model_needs_masks_and_no_steps() -> None:
 
 
 def test_score_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="no images"):
+    with pytest.raises(ValueError, match="No images"):
         score(seen(), [], parse_methods(["rollout"]))

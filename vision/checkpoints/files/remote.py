@@ -55,7 +55,7 @@ def resolve(source: str, setting: str = "init") -> Path:
     near = suggest(path.name, beside)
     if len(beside) > 9 and near.startswith("Known"):
         near = ""  # a long list of everything that is not meant helps nobody
-    raise ConfigError(f"{setting}: there is no file or folder {path}. {near}".rstrip())
+    raise ConfigError(f"{setting}: {path} does not exist. {near}".rstrip())
 
 
 def pretrained_config(source: str) -> dict[str, Any]:

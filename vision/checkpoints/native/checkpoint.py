@@ -197,6 +197,6 @@ def _advice(number: int | None) -> str:
         case errno.EROFS | errno.EACCES | errno.EPERM:
             return "The folder cannot be written to; change its permissions or choose another."
         case errno.ENOENT | errno.ENOTDIR:
-            return "There is no such folder; create it first."
+            return "The folder does not exist; create it first."
         case _:
             return "What is stored there is whole: the checkpoint from before, or the new one."

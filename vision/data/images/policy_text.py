@@ -53,7 +53,7 @@ def parse_policy(text: str) -> str | RandAugment:
     flavour, colon, settings = text.partition(":")
     if flavour not in _SETTINGS or not colon:
         known = [*PLAIN_POLICIES, *(f"{name}:rand-m9-n2" for name in _SETTINGS)]
-        raise ValueError(f"there is no augmentation policy '{text}'. {suggest(text, known)}")
+        raise ValueError(f"unknown augmentation policy '{text}'. {suggest(text, known)}")
     first, *parts = settings.split("-")
     if first != "rand":
         raise ValueError(f"'{text}': '{flavour}:' is followed by rand, as in {flavour}:rand-m9-n2.")

@@ -239,7 +239,7 @@ def _read_known_folders(
     known = torchvision_set(config.name)
     place = f"Expected in {config.root}: {known.place}."
     if not folder.is_dir():
-        raise ConfigError(f"data.root: there is no folder {folder}. {place}")
+        raise ConfigError(f"data.root: the folder {folder} does not exist. {place}")
     folders, paths, labels, _ = list_images(folder)
     check_same_classes(
         f"data.root: the folders in {folder} are not the classes of {config.name}",

@@ -122,7 +122,7 @@ def require_folder(folder: Path) -> Path:
     if folder.exists():
         raise ConfigError(f"data.root: {folder} is a file; a folder is expected.")
     existing = next(parent for parent in folder.absolute().parents if parent.exists())
-    raise ConfigError(f"data.root: there is no folder {folder} ({existing} exists).")
+    raise ConfigError(f"data.root: the folder {folder} does not exist ({existing} exists).")
 
 
 def check_same_classes(

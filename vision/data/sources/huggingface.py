@@ -126,7 +126,7 @@ def _column(what: Literal["image", "label"], wanted: str, features: Any) -> str:
     if wanted != "auto":
         if wanted not in features:
             raise ConfigError(
-                f"data.{what}_column: there is no column '{wanted}'. {suggest(wanted, features)}"
+                f"data.{what}_column: unknown column '{wanted}'. {suggest(wanted, features)}"
             )
         return wanted
     found = [name for name, feature in features.items() if isinstance(_inner(feature), kind)]

@@ -123,7 +123,7 @@ def find_shards(root: Path, pattern: str) -> tuple[Path, ...]:
         if not matches:
             missing.append(name)
     if missing:
-        raise ConfigError(f"data: there are no shards {shorten(missing)} in {root}.")
+        raise ConfigError(f"data: no shards {shorten(missing)} found in {root}.")
     return tuple(dict.fromkeys(found))
 
 
@@ -132,9 +132,7 @@ def _open(config: ShardsConfig, split: Split) -> ShardIndex:
     file = index_file(config.root, pattern, config.label_field, config.index_folder)
     index = open_index(find_shards(config.root, pattern), file, config.label_field)
     if len(index.offset) == 0:
-        raise ConfigError(
-            f"data.{split}: there are no images in the shards {pattern} of {config.root}."
-        )
+        raise ConfigError(f"data.{split}: the shards {pattern} of {config.root} have no images.")
     return index
 
 

@@ -86,7 +86,7 @@ def read_table(config: FolderConfig, only: Split | None = None) -> Table:
         fractions["test"] = config.test_fraction
     if config.val_fraction:
         if "train" not in whole.splits:
-            raise ConfigError("data.val_fraction: there are no training images to take from.")
+            raise ConfigError("data.val_fraction: no training images to take them from.")
         fractions["val"] = config.val_fraction
     if not fractions:
         return whole
@@ -255,7 +255,7 @@ def _tables(table: Path) -> dict[Split | None, Path]:
     if table.is_file():
         return {None: table}
     if not table.is_dir():
-        raise ConfigError(f"data.table: there is no file {table}.")
+        raise ConfigError(f"data.table: {table} does not exist.")
     found: dict[Split | None, Path] = {}
     for file in sorted(table.glob("*.csv")):
         split = SPLIT_NAMES.get(file.stem.lower())
@@ -266,7 +266,7 @@ def _tables(table: Path) -> dict[Split | None, Path]:
             )
         found[split] = file
     if not found:
-        raise ConfigError(f"data.table: there is no train.csv, val.csv or test.csv in {table}.")
+        raise ConfigError(f"data.table: {table} has no train.csv, val.csv or test.csv.")
     return found
 
 

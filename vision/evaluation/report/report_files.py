@@ -177,7 +177,7 @@ def write_predictions(path: Path, answers: Answers, probabilities: Literal["top5
     Columns: sample (its index in the split), name, label, predicted, correct, loss,
     label_probability; top1 … top5 and probability1 … probability5; with "all" a column "p(class)"
     for every class. Several labels are lists, `a;b`, and `predicted` are those at or above their
-    thresholds; there is no label_probability then.
+    thresholds; label_probability is left out then.
     """
     parts = _columns(answers, probabilities)
     if path.suffix == ".parquet":

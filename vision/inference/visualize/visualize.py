@@ -10,6 +10,7 @@ import torch
 
 from vision.config import ConfigError
 from vision.data.images.decode import UnreadableImageError
+from vision.evaluation.report.eval_report import short_name
 from vision.files import write_text
 from vision.inference.predict import Loaded, beside_checkpoint, find_images
 from vision.inference.visualize.configs import VisualizeConfig, inches
@@ -116,7 +117,7 @@ def visualized_models(
 
     Every model runs on one image: only then is it known whether it has attention.
     """
-    short = [Path(place).name if "/" in place else place for place in config.checkpoint]
+    short = [short_name(one.opened.path) for one in loaded]
     names = [s if short.count(s) == 1 else p for s, p in zip(short, config.checkpoint, strict=True)]
     probes = [_probe(name, one, first) for name, one in zip(names, loaded, strict=True)]
     asked = None if config.methods == "auto" else parse_methods(config.methods)

@@ -161,7 +161,7 @@ def _check_arguments(model: nn.Module, images: Tensor) -> None:
             f"{tuple(images.shape)} of {images.dtype}."
         )
     if images.shape[0] == 0:
-        raise ValueError("There are no images: the batch is empty.")
+        raise ValueError("The batch is empty: at least one image is needed.")
     compiled = any(getattr(m, "_compiled_call_impl", None) is not None for m in model.modules())
     if compiled or hasattr(model, "_orig_mod"):
         raise CaptureError(

@@ -116,7 +116,7 @@ class Captured:
             if which in (layer.name, layer.number, layer.number - self.depth):
                 return layer
         known = ", ".join(f"{layer.number} ({layer.name})" for layer in self.layers)
-        raise ValueError(f"There is no captured layer {which!r}. Captured: {known}.")
+        raise ValueError(f"Layer {which!r} was not captured. Captured: {known}.")
 
     def need_all(self) -> list[LayerAttention]:
         """All layers in order, or an error where only some were captured."""

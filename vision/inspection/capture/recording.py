@@ -87,7 +87,7 @@ class Recorder:
         for which in self.layers:
             if which not in self.names and which not in range(-depth, depth):
                 raise ValueError(
-                    f"There is no layer {which!r}: this model has {depth} attention layers, "
+                    f"Unknown layer {which!r}: this model has {depth} attention layers, "
                     f"from 0 ({self.names[0]}) to {depth - 1} ({self.names[-1]})."
                 )
         numbers = {n % depth for n in self.layers if isinstance(n, int)}

@@ -74,7 +74,7 @@ class Layout:
             if place not in self.prefix:
                 has = ", ".join(self.prefix) or "none"
                 raise ValueError(
-                    f"There is no token '{place}'. Prefix tokens of this model: {has}. "
+                    f"Unknown token '{place}'. Prefix tokens of this model: {has}. "
                     "A cell is given as (row, column)."
                 )
             return self.prefix.index(place)

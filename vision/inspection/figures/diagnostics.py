@@ -86,7 +86,7 @@ def gather_heads(model: nn.Module, captures: Iterable[Captured]) -> Heads:
                 total[name] = total.get(name, 0) + values.double().sum(0).cpu()
         count += captured.batch
     if count == 0:
-        raise ValueError("There are no images to take statistics of.")
+        raise ValueError("No images to compute statistics from.")
     means = {name: [(total[name] / count).numpy() for total in sums] for name in sums[0]}
     return Heads(layers, means | ({"content": content} if content else {}), count)
 

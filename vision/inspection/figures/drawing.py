@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import matplotlib
 import numpy as np
@@ -129,10 +129,17 @@ class Drawing:
         return stream.getvalue()
 
     def save(
-        self, stem: str | Path, kinds: Sequence[Kind] = ("png",), record: str = ""
+        self, stem: str | Path, kinds: Sequence[Kind] | None = None, record: str = ""
     ) -> list[Path]:
-        """Write the files and, last, the caption; each file is replaced as a whole."""
+        """Write the files and, last, the caption; each file is replaced as a whole.
+
+        kinds: by default the one that the name ends in, as in "figure.svg", or else png.
+        """
         stem = Path(stem)
+        if kinds is None:
+            named = [kind for kind in get_args(Kind) if stem.suffix == f".{kind}"]
+            stem = stem.with_suffix("") if named else stem
+            kinds = named or ["png"]
         stem.parent.mkdir(parents=True, exist_ok=True)
         written = []
         for kind in kinds:

@@ -242,7 +242,7 @@ def _matrix(layer: LayerAttention, head: Any) -> Tensor:
         return fused(layer, head)  # type: ignore[arg-type]
     heads = 0 if layer.reduced else layer.weights.shape[layer.head_axis]
     if not -heads <= head < heads:
-        raise ValueError(f"There is no captured head {head} in {layer.name}, which has {heads}.")
+        raise ValueError(f"Unknown head {head}: {layer.name} has {heads} captured heads, from 0.")
     return without_padding(layer.weights.select(layer.head_axis, head), layer.layout)
 
 

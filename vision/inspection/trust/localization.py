@@ -125,4 +125,4 @@ def _check(values: Map, mask: Mask) -> None:
     if values.shape != mask.shape:
         raise ValueError(f"A map of {values.shape} and a mask of {mask.shape} do not fit.")
     if not mask.any():
-        raise ValueError("The mask is empty: there is no object to find.")
+        raise ValueError("The mask is empty: it marks no object.")

@@ -122,7 +122,7 @@ def score(
     single batch of samples, to share their captures with others.
     """
     if not samples and not pairs:
-        raise ValueError("There are no images to score maps on.")
+        raise ValueError("No images to score maps on.")
     if steps is None and any(sample.mask is None for sample in samples):
         raise ValueError("Without steps every image needs a mask to score its maps.")
     tallies = {name: _Tally() for name in (*BASELINES, *map(str, choices))}

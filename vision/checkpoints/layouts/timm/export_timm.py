@@ -22,7 +22,13 @@ from vision.checkpoints.layouts.timm.timm_candidates import (
     normed_after,
 )
 from vision.checkpoints.layouts.timm.timm_models import describe
-from vision.checkpoints.layouts.timm.timm_names import NORM_AFTER_POOL, PREPROCESS, SWIN, VIT
+from vision.checkpoints.layouts.timm.timm_names import (
+    NORM_AFTER_POOL,
+    POOLS,
+    PREPROCESS,
+    SWIN,
+    VIT,
+)
 from vision.config import pair, per_stage
 from vision.models.configs import SwinConfig, SwinV2Config, TimmConfig, ViTConfig
 from vision.models.positions.rotary import dinov3_periods
@@ -91,6 +97,8 @@ def _vit(export: Export, config: ViTConfig) -> tuple[str, dict[str, Tensor], dic
     """The first of timm's classes that computes the same, by its own definition."""
     if config.pool == "class_token_and_mean":
         refuse("timm", "its head sees the class token and the mean of the patches at once")
+    if config.pool not in POOLS.values():
+        refuse("timm", f"it has nothing like pool={config.pool}")
     if config.representation or config.projection:
         refuse("timm", "a layer lies between pooling and head (representation or projection)")
     reasons: list[str] = []

@@ -86,8 +86,8 @@ function calibrationSection(model) {
   const { all, temperature } = model.calibration;
   const curves = [["all", "all images", all]];
   if (temperature) {
-    curves.push(["before", "other half, T = 1", temperature.before]);
-    curves.push(["after", `other half, T = ${temperature.temperature.toFixed(2)}`, temperature.after]);
+    curves.push(["before", "other half, T\u00a0=\u00a01", temperature.before]);
+    curves.push(["after", `other half, T\u00a0=\u00a0${temperature.temperature.toFixed(2)}`, temperature.after]);
   }
   const choose = (key) => {
     for (const button of byId("curves").children) button.setAttribute("aria-checked", String(button.dataset.key === key));
