@@ -1,4 +1,4 @@
-"""The command line as a user meets it: each test runs the real command in a process of its own."""
+"""The command line as a user meets it: the real commands, in processes of their own."""
 
 import json
 import re
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_answers import answers
 
 from vision.cli.app import COMMANDS, main
 
@@ -60,11 +61,12 @@ MISTAKES = {
 
 @pytest.mark.parametrize("words", MISTAKES)
 def test_command_with_mistake_exits_2_with_one_message_and_without_torch(words: str) -> None:
-    code, output, error = vision("info", *words.split())
+    lines = [f"info {mistake}" for mistake in MISTAKES]
+    code, output, error, loaded = answers(ROOT, *lines)[f"info {words}"]
     assert code == 2
     assert MISTAKES[words] in error
     assert "Traceback" not in error
-    assert output.strip() == "LOADED []"
+    assert (output, loaded) == ("", [])
 
 
 def test_several_mistakes_are_reported_together_before_hydra_makes_a_folder(
@@ -117,17 +119,16 @@ def test_config_dir_with_own_yaml_is_used_and_listed_in_help(tmp_path: Path) -> 
     assert "own" in output and "model.depth=3" in output
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        *("--help", "info --help", "list --help", "list pretrained --help"),
-        *("list models", "list data", "list recipes", "list experiments"),
-    ],
+SHOWN = (
+    *("--help", "info --help", "list --help", "list pretrained --help"),
+    *("list models", "list data", "list recipes", "list experiments"),
 )
+
+
+@pytest.mark.parametrize("words", SHOWN)
 def test_help_and_listings_answer_without_torch(words: str) -> None:
-    code, output, error = vision(*words.split())
-    assert (code, error) == (0, "")
-    assert output.splitlines()[-1] == "LOADED []"
+    code, output, error, loaded = answers(ROOT, *SHOWN)[words]
+    assert (code, error, loaded) == (0, "", [])
     assert len(output.splitlines()) > 1
 
 
@@ -191,14 +192,14 @@ def test_help_shows_every_setting_with_value_meaning_and_choices() -> None:
     assert "data.image_size=auto" in text
 
 
-def test_info_as_json_has_the_parameters_of_the_model() -> None:
-    code, output, _ = vision("info", "model=vit_tiny", "format=json")
-    assert code == 0
-    answer = json.loads(output[: output.rindex("LOADED")])
-    assert answer["parameters"] == 5_717_416
+def test_info_as_json_has_the_parameters_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "model=vit_tiny", "format=json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == 5_717_416
 
 
-def test_info_from_another_folder_finds_its_settings(tmp_path: Path) -> None:
-    code, output, _ = vision("info", "model=swin_tiny", "data.image_size=256", folder=tmp_path)
-    assert code == 0
-    assert "28,288,354" in output
+def test_info_from_another_folder_finds_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["info", "model=swin_tiny", "data.image_size=256"]) == 0
+    assert "28,288,354" in capsys.readouterr().out

@@ -564,7 +564,7 @@ def test_sweep_with_a_failed_job_ends_with_code_1_after_the_others(
     assert capsys.readouterr().err.splitlines()[-1] == message
 
 
-@pytest.mark.parametrize("parallel", [1, 2])
+@pytest.mark.parametrize("parallel", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_error_of_a_job_of_the_default_launcher_is_worded_once(parallel: int) -> None:
     words = ["info", "-m", "hydra/launcher=local", f"hydra.launcher.parallel={parallel}"]
     result = run_process(*words, "model=vit_tiny,auto", "data.image_size=32")

@@ -16,6 +16,8 @@ from vision.cli.composition import checked, compose, composer
 from vision.config import ConfigError
 
 ROOT = Path(__file__).parents[2]
+QUICK = ("train", "predict", "info")
+"""Commands whose words are tried in every run of the tests."""
 WRONG_WORDS = ROOT / "tests" / "helpers" / "wrong_words.py"
 
 
@@ -49,7 +51,10 @@ def _try(command: str, seed: int, number: int, folder: Path) -> None:
     assert len(tried) == number
 
 
-@pytest.mark.parametrize("command", BASE)
+@pytest.mark.parametrize(
+    "command",
+    [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in BASE],
+)
 def test_wrong_words_are_refused_by_name_without_traceback_or_torch(
     command: str, tmp_path: Path
 ) -> None:

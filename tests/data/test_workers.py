@@ -9,8 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from forked_runs import ForkedTraining
 from small_runs import words
 from started_runs import start
+
+from vision.data import batches
 
 TRAIN = """
 import json, multiprocessing, os, signal, sys
@@ -32,17 +35,6 @@ if __name__ == "__main__":
 
     loop.forward_backward = killing
     sys.exit(main(["train", *words]))
-"""
-NO_SHARED_MEMORY = """
-import resource, sys
-from vision.cli.app import main
-from vision.data import batches
-real = batches.start_worker
-def limited(worker):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-    real(worker)
-batches.start_worker = limited
-sys.exit(main(["train", *sys.argv[1:]]))
 """
 SETTINGS = ["duration=20steps", "evaluate_every=2steps", "loader.prefetch=1", "loader.workers=2"]
 
@@ -116,11 +108,19 @@ def test_workers_of_a_run_that_was_killed_end(tmp_path: Path, method: str) -> No
     assert_all_end(pids(tmp_path))
 
 
+def limit_files_of_workers() -> None:
+    real = batches.start_worker
+
+    def limited(worker: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        real(worker)
+
+    batches.start_worker = limited
+
+
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits files as on Linux")
 def test_run_without_shared_memory_ends_with_advice(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(NO_SHARED_MEMORY)
-    process = start(sys.executable, str(script), *words(tmp_path, *SETTINGS))
+    process = ForkedTraining(tmp_path, *SETTINGS, first=limit_files_of_workers)
     output = process.communicate(timeout=200)[0]
     assert process.returncode == 1, output
     (message,) = (line for line in output.splitlines() if line.startswith("error: "))

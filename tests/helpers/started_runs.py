@@ -5,9 +5,11 @@ import os
 import subprocess
 import sys
 import time
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import pytest
+from forked_runs import ForkedTraining
 from small_runs import words
 
 ROOT = Path(__file__).parents[2]
@@ -31,12 +33,16 @@ def start_training(folder: Path, *more: str) -> subprocess.Popen[str]:
     return start(sys.executable, "train.py", *words(folder, *more))
 
 
-def wait_for_step(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
+def wait_for_step(
+    folder: Path, step: int, process: subprocess.Popen[str] | ForkedTraining | ForkProcess
+) -> None:
     """Until the run has logged this step."""
     file = folder / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
-        if process.poll() is not None:
+        if isinstance(process, ForkProcess):
+            assert process.exitcode is None, f"the run ended before step {step}"
+        elif process.poll() is not None:
             pytest.fail(f"the run ended before step {step}:\n{process.communicate()[0]}")
         steps = [json.loads(x)["step"] for x in _lines(file)]
         if steps and max(steps) >= step:

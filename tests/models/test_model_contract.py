@@ -56,9 +56,13 @@ def parametrized(configs: Iterable[tuple[str, ModelConfig]]) -> pytest.MarkDecor
     return pytest.mark.parametrize("config", values, ids=names)
 
 
+FIRST = {config.kind: name for name, config in reversed(list(DISTINCT.values()))}.values()
+"""The first model of each family."""
+
 every_model = parametrized(SMALL.items())
 every_kind = parametrized(DISTINCT.values())
 every_other = parametrized(item for item in SMALL.items() if item not in DISTINCT.values())
+every_family = parametrized(item for item in SMALL.items() if item[0] in FIRST)
 training_and_evaluating = pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 
 
@@ -154,8 +158,7 @@ def test_model_of_one_seed_is_one_model(config: ModelConfig) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@every_model
-def test_model_learns_a_batch_by_heart(config: ModelConfig) -> None:
+def assert_learns_a_batch_by_heart(config: ModelConfig) -> None:
     model = build(config).train()
     labels = torch.tensor([0, 1, 2, 3])
     brightness = labels.view(4, 1, 1, 1) - 1.5
@@ -170,6 +173,17 @@ def test_model_learns_a_batch_by_heart(config: ModelConfig) -> None:
         optimiser.step()
         losses.append(loss.item())
     assert losses[-1] < 0.6 * losses[0], losses
+
+
+@every_kind
+def test_model_learns_a_batch_by_heart(config: ModelConfig) -> None:
+    assert_learns_a_batch_by_heart(config)
+
+
+@pytest.mark.slow
+@every_other
+def test_model_of_another_size_learns_a_batch_by_heart(config: ModelConfig) -> None:
+    assert_learns_a_batch_by_heart(config)
 
 
 @every_kind
@@ -204,10 +218,14 @@ def assert_compiled_is_equal(config: ModelConfig, training: bool, backend: str) 
         assert (a - b).norm().item() <= 1e-4 * b.norm().item() + 1e-5, name
 
 
+@every_family
+def test_model_compiled_as_one_graph_learns_the_same(config: ModelConfig) -> None:
+    assert_compiled_is_equal(config, True, "aot_eager")
+
+
+@pytest.mark.slow
 @every_kind
-@pytest.mark.parametrize(
-    "training", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["train", "eval"]
-)
+@training_and_evaluating
 def test_model_compiled_as_one_graph_gives_the_same_results(
     config: ModelConfig, training: bool
 ) -> None:
@@ -262,7 +280,7 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        pytest.param("vit_base", {"positions": "rotary"}, id="rotary"),
+        pytest.param("vit_base", {"positions": "rotary"}, id="rotary", marks=slow),
         pytest.param("vit_base", {"positions": "fourier"}, id="fourier", marks=slow),
         pytest.param("vit_base", {"checkpoint_activations": True}, id="recomputed vit"),
         pytest.param(

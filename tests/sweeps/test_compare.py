@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_answers import answers
+from forked_runs import ForkedTraining
 from small_runs import small_config
 from small_runs import status as stored_status
-from started_runs import start_training, wait_for_step
+from started_runs import wait_for_step
 
 from vision.config import ConfigError
 from vision.sweeps.compare import Comparison, compare
@@ -241,30 +243,37 @@ def test_run_that_a_link_leads_to_is_counted_once_under_its_own_name(tmp_path: P
         assert runs == [tmp_path / "run"]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("", "vision compare outputs/*"),
-        ("nowhere", "'nowhere' does not exist"),
-        ("empty", "no run in empty"),
-        ("a metric=top11", "no run has 'top11'. Did you mean 'top1'?"),
-        ("a split=val_ema", "no run has evaluations of 'val_ema'"),
-        ("young", "been evaluated yet"),
-        ("a format=word", "format: should be 'table', 'csv', 'latex', 'json' or 'html'"),
-        ("a metrik=top1", "metrik: unknown setting. Did you mean 'metric'?"),
-        ("a output=a/metrics.jsonl/x", "cannot be written"),
-    ],
-)
+MISTAKES = {
+    "compare": "vision compare outputs/*",
+    "compare nowhere": "'nowhere' does not exist",
+    "compare empty": "no run in empty",
+    "compare a metric=top11": "no run has 'top11'. Did you mean 'top1'?",
+    "compare a split=val_ema": "no run has evaluations of 'val_ema'",
+    "compare young": "been evaluated yet",
+    "compare a format=word": "format: should be 'table', 'csv', 'latex', 'json' or 'html'",
+    "compare a metrik=top1": "metrik: unknown setting. Did you mean 'metric'?",
+    "compare a output=a/metrics.jsonl/x": "cannot be written",
+}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run, one that has not been evaluated, and an empty folder."""
+    folder = tmp_path_factory.mktemp("places")
+    write_run(folder / "a")
+    write_run(folder / "young", top1=[])
+    (folder / "empty").mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("line", MISTAKES)
 def test_compare_with_a_mistake_exits_2_with_one_message_and_without_torch(
-    tmp_path: Path, words: str, message: str
+    places: Path, line: str
 ) -> None:
-    write_run(tmp_path / "a")
-    write_run(tmp_path / "young", top1=[])
-    (tmp_path / "empty").mkdir()
-    code, output, error = vision_compare(tmp_path, *words.split())
+    code, output, error, loaded = answers(places, *MISTAKES)[line]
     assert code == 2
-    assert message in error and "Traceback" not in error
-    assert output.strip() == "LOADED []"
+    assert MISTAKES[line] in error and "Traceback" not in error
+    assert (output, loaded) == ("", [])
 
 
 def vision_compare(folder: Path, *words: str) -> tuple[int, str, str]:
@@ -294,7 +303,7 @@ def test_command_takes_plain_paths_settings_and_an_output_file(tmp_path: Path) -
 
 def test_killed_run_tells_step_and_time_from_its_newest_checkpoint(tmp_path: Path) -> None:
     settings = ["duration=400steps", "checkpoint.every=1steps", "evaluate_every=2steps"]
-    process = start_training(tmp_path, *settings)
+    process = ForkedTraining(tmp_path, *settings)
     wait_for_step(tmp_path, 6, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import subprocess
 import sys
 from itertools import product
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from finetune_runs import stop_after
+from forked_runs import ForkedTraining, fork, join, train_forked
 from small_runs import RICH, assert_same_bits, last_tensors, metrics, small_config, status, words
 from small_tasks import DISTILLED, OTHER_TASKS, TASKS
 from started_runs import start, start_training, torchrun, wait_for_step
@@ -26,31 +28,37 @@ MUON = ["optimizer.name=muon", "optimizer.learning_rate=2e-3", "optimizer.rest_l
 
 
 def kill_and_resume(
-    folder: Path, settings: list[str], steps: list[int], model: str = "vit_mini"
+    folder: Path, settings: list[str], steps: list[int], model: str | None = None
 ) -> None:
-    """Kill the run (workers too) after each of these steps; then let it end."""
+    """Kill the run (workers too) after each of these steps; then let it end. With the name of a
+    model, `train.py` is started as a user does.
+    """
     for step in steps:
-        process = start(sys.executable, "train.py", *words(folder, *settings, model=model))
+        process: subprocess.Popen[str] | ForkedTraining
+        if model is None:
+            process = ForkedTraining(folder, *settings)
+        else:
+            process = start(sys.executable, "train.py", *words(folder, *settings, model=model))
         wait_for_step(folder, step, process)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    assert train(small_config(folder, *settings, model=model)) == 0
+    assert train(small_config(folder, *settings, model=model or "vit_mini")) == 0
 
 
 @pytest.mark.parametrize(
-    ("workers", "steps", "optimizer"),
+    ("workers", "steps", "optimizer", "model"),
     [
-        pytest.param(0, [4], [], id="in this process", marks=pytest.mark.slow),
-        pytest.param(2, [11], [], id="two workers"),
-        pytest.param(0, [8], [*MUON, "channels_last=true", "precision=bf16"], id="muon"),
+        pytest.param(0, [4], [], "vit_mini", id="in this process", marks=pytest.mark.slow),
+        pytest.param(2, [11], [], "vit_mini", id="two workers"),
+        pytest.param(0, [8], [*MUON, "channels_last=true", "precision=bf16"], None, id="muon"),
     ],
 )
 def test_run_killed_in_an_epoch_ends_in_the_same_bits(
-    tmp_path: Path, workers: int, steps: list[int], optimizer: list[str]
+    tmp_path: Path, workers: int, steps: list[int], optimizer: list[str], model: str | None
 ) -> None:
     settings = [*RICH, *optimizer, "max_batch_per_device=4", f"loader.workers={workers}"]
     assert train(small_config(tmp_path / "whole", *settings)) == 0
-    kill_and_resume(tmp_path / "killed", settings, steps)
+    kill_and_resume(tmp_path / "killed", settings, steps, model)
     assert_same_bits(last_tensors(tmp_path / "whole"), last_tensors(tmp_path / "killed"))
     for split in ("train", "val", "val_ema"):
         whole, killed = (metrics(tmp_path / name, split) for name in ("whole", "killed"))
@@ -148,8 +156,8 @@ def test_second_interrupt_ends_the_run_at_once_and_it_goes_on_to_the_same_bits(
 def test_run_asked_to_stop_saves_exits_75_and_goes_on_to_the_same_bits(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    settings = [*RICH, "duration=300steps", "checkpoint.every=300steps", "loader.workers=1"]
-    settings += ["evaluate_every=300steps"]
+    settings = [*RICH, "duration=150steps", "checkpoint.every=150steps", "loader.workers=1"]
+    settings += ["evaluate_every=150steps"]
     process = start_training(tmp_path / "stopped", *settings)
     wait_for_step(tmp_path / "stopped", 3, process)
     os.killpg(process.pid, number)  # as a terminal or a scheduler does: to the workers as well
@@ -157,7 +165,7 @@ def test_run_asked_to_stop_saves_exits_75_and_goes_on_to_the_same_bits(
     assert process.returncode == PREEMPTED, output
     stopped = status(tmp_path / "stopped")
     assert stopped["status"] == "preempted"
-    assert 3 <= stopped["step"] < 300
+    assert 3 <= stopped["step"] < 150
     assert f"Stopped after step {stopped['step']} ({number.name})" in output
     if number is signal.SIGTERM:
         assert train(small_config(tmp_path / "whole", *settings)) == 0
@@ -170,7 +178,7 @@ def test_newest_checkpoint_damaged_falls_back_to_the_one_before_with_a_warning(
 ) -> None:
     settings = [*RICH, "checkpoint.every=2steps"]
     assert train(small_config(tmp_path / "whole", *settings)) == 0
-    process = start_training(tmp_path / "broken", *settings)
+    process = ForkedTraining(tmp_path / "broken", *settings)
     wait_for_step(tmp_path / "broken", 9, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -197,11 +205,24 @@ def test_run_with_timms_muon_is_not_resumed_with_this_projects(
         train(again)
 
 
+def two_processes(folder: Path, parallel: str, settings: list[str], model: str) -> str:
+    """Train in two processes, DDP's under torchrun; returns what they say."""
+    if parallel == "ddp":
+        process = torchrun(folder, *settings, model=model)
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, output
+        return output
+    config, said = small_config(folder, *settings, model=model), folder.with_name("said")
+    codes = join(fork(2, train_forked, config, output=said))
+    assert codes == [0, 0], said.read_text()
+    return said.read_text()
+
+
 @pytest.mark.parametrize(
     ("parallel", "model", "settings"),
     [
         ("ddp", "vit_mini", []),
-        ("fsdp", "swin_mini", []),
+        pytest.param("fsdp", "swin_mini", [], marks=pytest.mark.slow),
         pytest.param("ddp", "vit_mini", MUON, marks=pytest.mark.slow),
         ("fsdp", "swin_mini", MUON),
         pytest.param("ddp", "swin_mini", [], marks=pytest.mark.slow),
@@ -218,9 +239,8 @@ def test_two_processes_learn_what_one_learns(
     settings += ["channels_last=true", "flip_test=true"]
     assert train(small_config(tmp_path / "one", *settings, model=model)) == 0
     # Each of the two takes its half in two parts, too.
-    process = torchrun(tmp_path / "two", *settings, "max_batch_per_device=2", model=model)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output
+    parts = [*settings, "max_batch_per_device=2"]
+    output = two_processes(tmp_path / "two", parallel, parts, model)
     one, two = last_tensors(tmp_path / "one"), last_tensors(tmp_path / "two")
     assert one.keys() == two.keys()
     for name in one:
@@ -250,13 +270,11 @@ def test_two_processes_learn_another_task_as_one_does(
 def test_run_of_two_processes_goes_on_in_one(tmp_path: Path) -> None:
     settings = ["duration=8steps", "checkpoint.every=2steps"]
     assert train(small_config(tmp_path / "one", *settings)) == 0
-    process = torchrun(tmp_path / "two", *settings)
-    wait_for_step(tmp_path / "two", 4, process)
-    # Its workers have process groups of their own, and would go on without it.
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    for pid in (process.pid, *map(int, children)):
-        os.kill(pid, signal.SIGKILL)
-    process.wait()
+    both = fork(2, train_forked, small_config(tmp_path / "two", *settings))
+    wait_for_step(tmp_path / "two", 4, both[0])
+    for process in both:
+        process.kill()
+    join(both)
     assert train(small_config(tmp_path / "two", *settings)) == 0
     one, two = last_tensors(tmp_path / "one"), last_tensors(tmp_path / "two")
     for name in one:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -142,16 +142,24 @@ class Composer:
         except Exception as error:  # some words make Hydra and OmegaConf fail with errors of Python
             raise ConfigError(first_line(error)) from error
 
+    @cached_property
+    def _folders(self) -> frozenset[str]:
+        """The first parts of the names of all groups. Hydra reads YAML before it lists a group,
+        which is too slow to be done for each word.
+        """
+        return frozenset(self._list("", ObjectType.GROUP))
+
+    def _list(self, group: str, what: ObjectType) -> list[str]:
+        loader = GlobalHydra.instance().config_loader()
+        return loader.get_group_options(group, what, self.name, list(self.hydra_words))
+
     def options(self, group: str) -> list[str]:
         """The choices of a group of YAML files; none if there is no such group."""
-        list_group = partial(
-            GlobalHydra.instance().config_loader().get_group_options,
-            config_name=self.name,
-            overrides=list(self.hydra_words),
-        )
         try:
-            folders = list_group(group, ObjectType.GROUP) if "." not in group else []
-            files = list_group(group, ObjectType.CONFIG)
+            if group.partition("/")[0] not in self._folders:
+                return []
+            folders = self._list(group, ObjectType.GROUP) if "." not in group else []
+            files = self._list(group, ObjectType.CONFIG)
         except (HydraException, OSError):  # no folder can have this name, or composing says more
             return []
         nested = [

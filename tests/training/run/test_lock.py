@@ -6,16 +6,16 @@ import multiprocessing
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from forked_runs import ForkedTraining
 from small_runs import folder_of_images, small_config, words
-from started_runs import start_training, wait_for_step
+from started_runs import wait_for_step
 
+from vision.cli.app import main
 from vision.cli.composition import compose
 from vision.config import ConfigError, parse
 from vision.files import this_process, write_text
@@ -25,7 +25,6 @@ from vision.training.run.distributed import World
 from vision.training.run.lock import refuse_if_locked, run_lock
 from vision.training.run.run_folder import Run
 
-ROOT = Path(__file__).parents[3]
 ALONE = World(0, 1, torch.device("cpu"))
 FORK = multiprocessing.get_context("fork")  # a new interpreter would take seconds to load torch
 
@@ -46,20 +45,13 @@ def wait_for(file: Path) -> None:
 
 
 def test_run_started_twice_is_refused_with_the_holder_and_the_first_is_not_disturbed(
-    tmp_path: Path,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = ["duration=2000steps", "checkpoint.every=2000steps", "evaluate_every=2000steps"]
-    first = start_training(tmp_path, *settings)
+    first = ForkedTraining(tmp_path, *settings)
     wait_for_step(tmp_path, 1, first)
-    second = subprocess.run(
-        [sys.executable, "train.py", *words(tmp_path, *settings)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert second.returncode == 2
-    (line,) = second.stderr.splitlines()
+    assert main(["train", *words(tmp_path, *settings)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
     assert f"is being trained at this moment, by process {first.pid} on {socket.gethostname()}" in (
         line
     )
