@@ -258,7 +258,7 @@ def test_model_of_another_number_of_classes_is_refused() -> None:
 
 
 def test_evaluation_without_batches_is_refused() -> None:
-    with pytest.raises(ValueError, match="no image to evaluate"):
+    with pytest.raises(ValueError, match="no images to evaluate"):
         run(small_model("vit_tiny", (32, 32)), [])
 
 

@@ -161,10 +161,10 @@ def test_loss_of_16_bit_logits_is_summed_in_full_precision(dtype: torch.dtype) -
 
 
 def test_tally_of_nothing_has_no_results() -> None:
-    with pytest.raises(ValueError, match="no image to evaluate"):
+    with pytest.raises(ValueError, match="no images to evaluate"):
         results(empty_sums(10, CPU))
     filling = torch.zeros(3, dtype=torch.bool)
-    with pytest.raises(ValueError, match="no image to evaluate"):
+    with pytest.raises(ValueError, match="no images to evaluate"):
         results(tally_of(torch.zeros(3, 10), torch.zeros(3, dtype=torch.long), filling))
 
 

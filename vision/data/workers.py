@@ -1,29 +1,18 @@
-"""The processes that make batches, their number, their signals, their death and their parent's; and
-a function mapped over many indices in several processes.
-"""
+"""The processes that make batches: their number, their signals, their death and their parent's."""
 
 import atexit
 import os
 import re
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import chain
 from multiprocessing import active_children, get_start_method, parent_process
 from multiprocessing.process import BaseProcess
 from threading import Thread
-from typing import Generic, Literal, TypeVar
+from typing import Literal
 from weakref import WeakSet
 
-import torch
-from torch.utils.data import DataLoader, Dataset
-
 from vision.config import UserError
-
-R = TypeVar("R")
-_CHUNK = 32
-"""Results that a process computes at a time."""
 
 _workers: WeakSet[BaseProcess] = WeakSet()
 """Of all loaders of this process."""
@@ -136,32 +125,3 @@ def dead_worker(error: BaseException, workers: int) -> DeadWorkerError | None:
         "shared memory may be too small: start it with more (docker run --shm-size=8g). With "
         "loader.workers=0 the error itself is shown."
     )
-
-
-@dataclass(frozen=True)
-class _Results(Dataset[R], Generic[R]):
-    """The results of a function, by index."""
-
-    function: Callable[[int], R]
-
-    def __getitem__(self, index: int) -> R:
-        return self.function(index)
-
-
-def ordered_map(function: Callable[[int], R], indices: Sequence[int], workers: int) -> Iterator[R]:
-    """Yield function(index) for each index, in order; workers=0 computes in this process.
-
-    The function is sent to each process once. Only a few chunks are computed ahead, so memory stays
-    bounded for millions of results.
-    """
-    loader: DataLoader[R] = DataLoader(
-        _Results(function),
-        batch_size=_CHUNK,
-        sampler=indices,
-        num_workers=workers,
-        collate_fn=list,
-        # Forking a process that has threads may hang.
-        multiprocessing_context="spawn" if workers else None,
-        generator=torch.Generator(),  # the default draws from the global one
-    )
-    return chain.from_iterable(loader)

@@ -14,11 +14,12 @@ from vision.data.configs import DataConfig, FolderConfig, Split
 from vision.data.images.decode import decode
 from vision.data.sources.build_source import build_source, list_splits
 from vision.data.sources.folder import ignored_line
-from vision.data.sources.source import Source, class_sizes, content_of, label_names
+from vision.data.sources.source import Source, class_sizes, label_names
 from vision.data.sources.subsets import imbalance
 from vision.data.sources.table import read_table
 from vision.data.tools.configs import DataCommandConfig
-from vision.data.workers import ordered_map, resolve_workers
+from vision.data.tools.pool import ordered_map
+from vision.data.workers import resolve_workers
 from vision.terminal import plain, print_result, tracked
 
 _SHOWN = 20
@@ -152,7 +153,11 @@ def _inspect(source: Source, index: int) -> _Finding:
     digest = b""
     try:
         image = source.read(index)
-        digest = hashlib.blake2b(content_of(image), digest_size=16).digest()
+        if isinstance(image, bytes):
+            content = image
+        else:
+            content = repr(image.shape).encode() + image.tobytes()
+        digest = hashlib.blake2b(content, digest_size=16).digest()
         pixels = decode(image, source.channels, source.name(index))
     except OSError as error:
         return _Finding(digest=digest, error=str(error))

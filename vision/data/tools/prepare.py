@@ -27,7 +27,7 @@ from vision.data.sources.shard_index import index_file, open_index
 from vision.data.sources.shards import DESCRIPTION, find_shards, read_description
 from vision.data.sources.source import Source
 from vision.data.tools.configs import PrepareConfig
-from vision.data.workers import ordered_map
+from vision.data.tools.pool import ordered_map
 from vision.files import replacing, write_text
 from vision.terminal import tracked
 
