@@ -14,6 +14,7 @@ their seed are one line or bar, except in `ladder`: their mean, each run as a do
 
 import argparse
 import statistics
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from vision.cli.composition import compose
-from vision.config import parse
+from vision.config import ConfigError, parse
 from vision.models.configs import ModelConfig
 from vision.models.cost.count import cost
 from vision.sweeps.outcome import evaluations, find_runs
@@ -169,4 +170,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ConfigError as error:
+        sys.exit(f"error: {error}")

@@ -31,7 +31,7 @@ from vision.sweeps.outcome import RunPreemptedError
 from vision.terminal import print_result
 from vision.training.configs import TrainConfig
 from vision.training.run.run_folder import PREEMPTED
-from vision.training.run.stop import Stopped, say_stopped, stopped_at_once
+from vision.training.run.stop import Stopped, interrupts_kept, say_stopped, stopped_at_once
 
 Choices = dict[str, str]
 """The choice made in each group, such as {"model": "vit_base"}."""
@@ -255,7 +255,8 @@ def main(arguments: Sequence[str] | None = None, home: Path | None = None) -> in
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:
         try:
-            _dispatch(words, home or Path.cwd())
+            with interrupts_kept():
+                _dispatch(words, home or Path.cwd())
         finally:
             sys.stdout.flush()  # a closed pipe is noticed here, not when Python exits
         return 0

@@ -202,10 +202,7 @@ def beside_checkpoint(place: str, file: Path) -> Path:
     """The run's folder, or that of the file; the current folder for a hub name."""
     if place.startswith(HUBS):
         return Path()
-    folder = file.parent.parent if file.parent.name == "checkpoints" else file.parent
-    if folder.is_symlink():  # `latest`, which another run may move while this one is used
-        folder = folder.parent / folder.readlink()
-    return folder
+    return file.parent.parent if file.parent.name == "checkpoints" else file.parent
 
 
 def find_images(places: Sequence[str], listed: TextIO | None = None) -> list[Path]:

@@ -30,6 +30,8 @@ def test_temperature_of_an_evaluation_of_the_same_weights(tmp_path: Path) -> Non
     loaded = vision.load(run)
     assert served_models([loaded], "auto")[0].temperature.value == 1
     write_report(run)
+    assert served_models([loaded], "auto")[0].temperature.value == 2.5
+    write_report(run, checkpoint="run/checkpoints/best.safetensors")  # from another folder
     served = served_models([loaded], "auto")[0]
     assert served.temperature.value == 2.5 and "val" in served.temperature.origin
     image = noise()
@@ -48,6 +50,7 @@ def test_temperature_of_an_evaluation_of_the_same_weights(tmp_path: Path) -> Non
         {"weights": "ema"},
         {"image_size": [32, 32]},
         {"checkpoint": "/elsewhere/best.safetensors"},
+        {"checkpoint": "outputs/another/checkpoints/best.safetensors"},
         {"calibration": {"temperature": None}},
         {"calibration": {"temperature": {"temperature": 100.0, "at_limit": True}}},
         {"calibration": None},

@@ -294,7 +294,7 @@ def test_page_on_a_lower_rung_says_so_and_stays_close(
     monkeypatch.setattr("vision.inspection.explorer.pack.LADDER", LADDER[rung - 1 :])
     path = make_page(kind, folder / f"{kind} {rung}.html")
     page = Opened(browser, path)
-    assert f"Rung {rung}" in page.page.inner_text("#rung")
+    assert f"Level of detail {rung}" in page.page.inner_text("#rung")
     captured = captured_of(kind)
     expected = rollout(captured, seed_of(captured))[0, 0]
     found = page.evaluate({"method": "rollout"}, {"kind": "pool"})

@@ -193,6 +193,29 @@ def test_request_ends_a_process_whose_libraries_do_not_return_to_python() -> Non
     assert process.returncode == PREEMPTED
 
 
+DROPPED = """
+import signal, sys, time, weakref
+from vision.cli import app
+class Thing: pass
+def interrupted(_):
+    signal.raise_signal(signal.SIGINT)  # Python drops what a callback raises
+def work(words, home):
+    thing = Thing()
+    reference = weakref.ref(thing, interrupted)
+    del thing
+    for _ in range(600):
+        time.sleep(0.1)
+app._dispatch = work
+sys.exit(app.main(["info"]))
+"""
+
+
+def test_interrupt_that_a_callback_gets_ends_the_command_nevertheless() -> None:
+    process = start(sys.executable, "-c", DROPPED)
+    assert process.communicate(timeout=50)[0] == "interrupted\n"
+    assert process.returncode == 130
+
+
 ALONE_AT_THE_MEETING = """
 import sys
 from vision.cli.app import main

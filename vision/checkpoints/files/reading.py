@@ -57,9 +57,18 @@ class Raw(Content):
 
 def read_raw(place: Path) -> Raw:
     """The content of a file, of the best checkpoint in a run's folder, or of a hub's folder."""
+    place = _of_its_run(place)
     path = find_file(place) if place.is_dir() else place
     raw = _read_index(path) if path.name.endswith(".index.json") else _read_file(path)
     return _with_hub_json(raw) if path.name in HUB_FILES else raw
+
+
+def _of_its_run(path: Path) -> Path:
+    """A path through the link `latest` by the name of its run: a new run moves the link."""
+    for link in (path, *path.parents):
+        if link.name == "latest" and link.is_symlink():
+            return link.parent / link.readlink() / path.relative_to(link)
+    return path
 
 
 def find_file(folder: Path) -> Path:

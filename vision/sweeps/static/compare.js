@@ -181,7 +181,7 @@ function single(index) {
 
 function table() {
   const unit = data.percent ? " (%)" : "";
-  const headers = [word, ...data.axes.map((axis) => axis.name), data.metric + unit, "n", "status", "folder"];
+  const headers = [word, data.metric + unit, "n", "status", "run", ...data.axes.map((axis) => axis.name)];
   const order = [...rows].sort((a, b) => {
     const place = (row) => (kindOf(row) === "finished" ? 0 : row.value !== null ? 1 : 2);
     return place(a) - place(b) || (isBetter(a.value, b.value) ? -1 : 1);
@@ -191,10 +191,10 @@ function table() {
   const status = (row) => (row.status === "finished" ? row.status : `${row.status} at ${percent(row.part, 0)}`);
   const number = (text) => element("td", { class: "number" }, String(text));
   byId("rows").replaceChildren(
-    element("thead", {}, element("tr", {}, ...headers.map((text, i) => element("th", { scope: "col", class: i < headers.length - 2 ? "number" : null }, text)))),
+    element("thead", {}, element("tr", {}, ...headers.map((text, i) => element("th", { scope: "col", class: ["status", "run"].includes(text) && i < 5 ? null : "number" }, text)))),
     element("tbody", {}, ...order.map((row) => element("tr", { class: isWinner(row) ? "winner" : null, onmouseenter: () => single(rows.indexOf(row)), onmouseleave: () => single(null) },
-      number(row.number), ...row.texts.map((text) => number(text)), number(value(row)), number(row.n), element("td", {}, status(row)),
-      element("td", { class: "muted" }, row.folder.split("/").pop())))));
+      number(row.number), number(value(row)), number(row.n), element("td", {}, status(row)),
+      element("td", { class: "muted" }, row.folder.split("/").pop()), ...row.texts.map((text) => number(text))))));
 }
 
 function draw() {

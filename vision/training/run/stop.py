@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -18,6 +19,9 @@ T = TypeVar("T")
 
 _PATIENCE = 3.0
 """Seconds that a library may keep a request from being raised, where it is to be raised at once."""
+
+_AGAIN = 0.05
+"""Seconds after which an interrupt that was dropped is raised again."""
 
 
 class Stopped(BaseException):
@@ -106,6 +110,28 @@ def stopped_at_once() -> Iterator[None]:
     """
     with _handled_by(StopRequest(raising=True), signal.SIGTERM, *_USR1):
         yield
+
+
+@contextmanager
+def interrupts_kept() -> Iterator[None]:
+    """Within, an interrupt from the keyboard is raised again where Python drops it, as it does with
+    whatever a destructor or a weak reference's callback raises.
+    """
+    before = sys.unraisablehook
+
+    def hook(dropped: "sys.UnraisableHookArgs") -> None:
+        if dropped.exc_type is KeyboardInterrupt:
+            later = threading.Timer(_AGAIN, signal.raise_signal, [signal.SIGINT])
+            later.daemon = True
+            later.start()
+        else:
+            before(dropped)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def say_stopped(reason: str) -> None:

@@ -40,7 +40,7 @@ function buildMethodsTab(page) {
     make('section', {}, make('h2', { text: 'Methods' }), make('div', { class: 'cards' }, ...cards)),
     make('section', { class: 'prose' },
       make('h2', { text: 'What this page keeps' }),
-      make('p', { text: `Rung ${header.rung.number} of ${header.rung.of}: ${header.rung.says} No weight has an error above ${number(header.largest_error)}. Sums and rollouts are computed here, from these weights.` }),
+      make('p', { text: `Level of detail ${header.rung.number} of ${header.rung.of}: ${header.rung.says} No weight has an error above ${number(header.largest_error)}. Sums and rollouts are computed here, from these weights.` }),
       ...(missing.length ? [make('p', { text: `Not available for this model or on this rung: ${missing.map((method) => method.title).join(', ')}.` })] : [])));
 }
 

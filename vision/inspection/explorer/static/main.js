@@ -270,7 +270,7 @@ async function start() {
   const page = createPage(model);
   document.getElementById('subtitle').textContent = [header.subtitle, header.model,
     `${header.image_size[1]} × ${header.image_size[0]} px`, `${model.layers.length} attention layers`].filter(Boolean).join(' · ');
-  page.elements.rung.textContent = `Rung ${header.rung.number} of ${header.rung.of}: ${header.rung.says}`;
+  page.elements.rung.textContent = `Level of detail ${header.rung.number} of ${header.rung.of}: ${header.rung.says}`;
   buildClasses(page);
   buildMethods(page);
   buildSettings(page);
