@@ -11,10 +11,10 @@ train: .venv/.installed   ## train on the embedded data set, then evaluate; ARGS
 	$(BIN)/python eval.py checkpoint=outputs/latest
 
 test: .venv/.installed    ## the default tests: 27 minutes of CPU time
-	$(BIN)/python -m pytest -n auto $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 test-all: .venv/.installed  ## also what takes minutes: inductor, kills, fuzzing
-	$(BIN)/python -m pytest -n auto -m "not gpu and not slurm" $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not gpu and not slurm" $(ARGS)
 
 test-gpu: .venv/.installed  ## what needs a CUDA device; writes gpu_report.json, to send back
 	$(BIN)/python benchmarks/gpu_report.py $(ARGS)

@@ -145,9 +145,9 @@ def users_of(group: str) -> list[str]:
 
 
 def check(command: str, *overrides: str) -> None:
-    incomplete, _ = compose(command, overrides, complete=False)
-    missing = OmegaConf.missing_keys(OmegaConf.create(incomplete))
-    values, _ = compose(command, [*overrides, *(f"{key}=given" for key in missing)])
+    values, _ = compose(command, overrides, complete=False)
+    if missing := OmegaConf.missing_keys(OmegaConf.create(values)):
+        values, _ = compose(command, [*overrides, *(f"{key}=given" for key in missing)])
     parse(COMMANDS[command].config, values)
 
 

@@ -50,10 +50,23 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-def run(project: Path, *words: str) -> str:
-    """What a command of the copy prints."""
+COMMANDS = """
+import json, sys
+from vision.cli.app import main
+for words in json.loads(sys.argv[1]):
+    assert main(words) == 0, words
+"""
+
+
+def run(project: Path, *commands: list[str]) -> str:
+    """What commands of the copy print, one after the other in a process."""
+    return run_program(project, COMMANDS, json.dumps(commands))
+
+
+def run_program(project: Path, program: str, argument: str) -> str:
+    """What a program prints that imports the copy."""
     done = subprocess.run(
-        [sys.executable, *words],
+        [sys.executable, "-c", program, argument],
         cwd=project,
         env=os.environ | {"PYTHONPATH": str(project), "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -85,22 +98,20 @@ with initialize_config_dir(sys.argv[1] + "/configs", version_base=None):
 """
 
 
-def test_extended_models_are_described_and_their_attention_is_captured(project: Path) -> None:
-    described = run(project, "-m", "vision", "info", *BOTH)
-    assert "4 blocks" in described
-    run(project, "-c", CAPTURE, str(project))
+def test_attention_of_extended_models_is_captured(project: Path) -> None:
+    run_program(project, CAPTURE, str(project))
 
 
-def test_extended_model_trains_resumes_and_is_exported(project: Path) -> None:
-    words = ["train.py", *BOTH, *SMALL, "batch_size=32", "log.every=1steps", "name=extended"]
-    run(project, *words, "duration=2steps")
+def test_extended_model_is_described_trains_resumes_and_is_exported(project: Path) -> None:
+    words = ["train", *BOTH, *SMALL, "batch_size=32", "log.every=1steps", "name=extended"]
+    assert "4 blocks" in run(project, ["info", *BOTH], [*words, "duration=2steps"])
     status = project / "outputs/extended/status.json"
     status.write_text(json.dumps(json.loads(status.read_text()) | {"status": "preempted"}))
-    run(project, *words, "duration=3steps", "allow_changes=true")
+    export = ["export", "checkpoint=outputs/extended", "format=torch_export"]
+    run(project, [*words, "duration=3steps", "allow_changes=true"], export)
     metrics = (project / "outputs/extended/metrics.jsonl").read_text().splitlines()
     lines = [line for line in map(json.loads, metrics) if line["split"] == "train"]
     assert [line["step"] for line in lines] == [1, 2, 3]
-    run(project, "-m", "vision", "export", "checkpoint=outputs/extended", "format=torch_export")
 
 
 CONVERT = """

@@ -10,7 +10,13 @@ KEY_BIASES = 2 * 96 + 2 * 192 + 6 * 384 + 2 * 768
 """torchvision's SwinV2 stores the biases of the keys, which are always zero."""
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("vit_small", "swinv2_tiny") else pytest.param(name, marks=pytest.mark.slow)
+        for name in CASES
+    ],
+)
 def test_contenders_of_a_case_have_the_same_shapes(name: str) -> None:
     case = CASES[name]
     parameters = {}

@@ -116,7 +116,8 @@ def _typed(value: Any) -> Any:
         return value
     if value.startswith("["):
         return [int(v) for v in value[1:-1].split(",")]
-    return {"true": True, "false": False}.get(value, int(value) if value.isdecimal() else value)
+    words = {"true": True, "false": False, "null": None}
+    return words.get(value, int(value) if value.isdecimal() else value)
 
 
 def test_stopped_run_is_resumed_by_the_same_call(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from command_answers import answers
 from noted_calls import NoteCalls
 from omegaconf import OmegaConf
 
@@ -167,26 +168,27 @@ def test_package_and_resolve(capsys: pytest.CaptureFixture[str]) -> None:
     assert "OF: predict" in capsys.readouterr().out
 
 
+INFO = {
+    "info --info searchpath": str(CONFIGS),
+    "info --info defaults": "model/vit_base",
+    "info --info defaults-tree": "model: vit_base",
+    "info --info config": "format: table",
+    "info --info plugins": "BasicSweeper",
+    "info --info all": "Installed Hydra Plugins",
+}
+
+
+@pytest.mark.parametrize("line", INFO)
+def test_info(line: str) -> None:
+    code, output, error, _ = answers(ROOT, *INFO)[line]
+    assert code == 0, error
+    assert INFO[line] in output
+
+
 @pytest.mark.parametrize(
-    ("what", "text"),
-    [
-        ("searchpath", str(CONFIGS)),
-        ("defaults", "model/vit_base"),
-        ("defaults-tree", "model: vit_base"),
-        ("config", "format: table"),
-        ("plugins", "BasicSweeper"),
-        ("all", "Installed Hydra Plugins"),
-    ],
+    "option",
+    ["--info", *(pytest.param(o, marks=pytest.mark.slow) for o in ("--hydra-help", "--cfg=hydra"))],
 )
-def test_info(what: str, text: str) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "vision", "info", "--info", what], capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stderr
-    assert text in result.stdout
-
-
-@pytest.mark.parametrize("option", ["--info", "--hydra-help", "--cfg=hydra"])
 def test_reader_that_closes_the_pipe_early_is_no_error(option: str) -> None:
     ended = subprocess.run(
         f"set -o pipefail; {sys.executable} -m vision train {option} | head -1",
@@ -462,11 +464,10 @@ def test_verbose_shows_log_lines_on_stderr_and_results_alone_on_stdout() -> None
     assert folders() == []
 
 
-def test_job_logging_can_be_hydras_own() -> None:
+def test_job_logging_can_be_hydras_own(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["model=vit_tiny", "format=json", "hydra/job_logging=default", "hydra.run.dir=x"]
-    result = run_process("info", *words)
-    assert result.returncode == 0
-    assert json.loads(result.stdout)
+    assert main(["info", *words]) == 0
+    assert json.loads(capsys.readouterr().out)
     assert folders(Path("x")) == ["info.log"]
 
 

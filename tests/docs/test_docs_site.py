@@ -101,7 +101,9 @@ def address(built: Path) -> Iterator[str]:
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (400, "light")])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [pytest.param(1280, "dark", marks=pytest.mark.slow), (400, "light")]
+)
 def test_site_is_clicked_through_and_no_request_leaves(
     address: str, width: int, scheme: str
 ) -> None:

@@ -32,8 +32,8 @@ SHORT = ["duration=2epochs", "evaluate_every=1epochs", "checkpoint.every=1epochs
 
 def study_words(folder: Path, *more: str) -> list[str]:
     """A study of small runs in this process."""
-    search = ["hydra/sweeper=search", "hydra/launcher=basic", "hydra.sweeper.startup_trials=2"]
-    return ["-m", *search, *words(folder / "out", "name=study", *SHORT, *more)]
+    search = ["hydra.sweeper.startup_trials=2", *words(folder / "out", "name=study", *SHORT)]
+    return ["-m", "hydra/sweeper=search", "hydra/launcher=basic", *search, *more]
 
 
 def run_study(folder: Path, *more: str) -> int:
@@ -78,7 +78,9 @@ MISTAKES = {
 def test_mistake_is_refused_before_the_first_trial(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str
 ) -> None:
-    code = run_study(tmp_path, RATE, *shlex.split(given))
+    # Every word is tried alone to find the wrong one: the fewer, the sooner it is found.
+    few = ["-m", "hydra/sweeper=search", "hydra/launcher=basic", f"output={tmp_path / 'out'}"]
+    code = main(["train", *few, "duration=2epochs", RATE, *shlex.split(given)])
     said = capsys.readouterr()
     assert re.search(MISTAKES[given], said.err), said.err
     assert code == 2 and "Traceback" not in said.err

@@ -201,7 +201,9 @@ def test_names_are_text_and_a_file_that_is_not_an_image_is_answered(live: LivePa
     live.problems = [each for each in live.problems if "415" not in each and "decoded" not in each]
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (420, "light")])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [pytest.param(1280, "dark", marks=pytest.mark.slow), (420, "light")]
+)
 def test_page_fits_its_width_in_both_themes(
     browser: Any, server: Server, width: int, scheme: str
 ) -> None:

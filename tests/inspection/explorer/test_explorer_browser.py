@@ -595,7 +595,9 @@ def table_of(page: Opened) -> list[list[str]]:
 FOREIGN = ["timm swin padded", "torchvision swin v2", "transformers dinov2 registers"]
 
 
-@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize(
+    "name", [FOREIGN[0], *(pytest.param(name, marks=pytest.mark.slow) for name in FOREIGN[1:])]
+)
 def test_page_of_a_model_of_another_library_equals_python(
     browser: Any, folder: Path, name: str
 ) -> None:
