@@ -125,10 +125,10 @@ for run in ("vit_max", "vit_centre"):
 
 
 def test_other_libraries_are_said_not_to_have_an_extension(project: Path) -> None:
-    for name in ("vit_max", "vit_centre"):
-        words = [f"model={name}", *SMALL, "batch_size=32", f"name={name}", "duration=2steps"]
-        run(project, "train.py", *words)
-    text = run(project, "-c", CONVERT)
+    few = [*SMALL, "batch_size=32", "duration=2steps"]
+    names = ("vit_max", "vit_centre")
+    run(project, *(["train", f"model={name}", *few, f"name={name}"] for name in names))
+    text = run_program(project, CONVERT, "")
     for name, setting in (("vit_max", "pool=max"), ("vit_centre", "positions=centre")):
         for library in ("timm", "huggingface", "torchvision"):
             assert f"{name} {library} 2" in text
