@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vision.checkpoints.configs import WhichWeights
 from vision.checkpoints.load_report import LoadReport
+from vision.checkpoints.native.checkpoint_folder import run_of
 from vision.checkpoints.open import OpenedModel, open_model
 from vision.config import ConfigError, Size
 from vision.data.images.decode import Pixels, UnreadableImageError
@@ -202,7 +203,7 @@ def beside_checkpoint(place: str, file: Path) -> Path:
     """The run's folder, or that of the file; the current folder for a hub name."""
     if place.startswith(HUBS):
         return Path()
-    return file.parent.parent if file.parent.name == "checkpoints" else file.parent
+    return run_of(file) or file.parent
 
 
 def find_images(places: Sequence[str], listed: TextIO | None = None) -> list[Path]:

@@ -31,7 +31,7 @@ from vision.checkpoints.files.remote import HUB_FILES
 from vision.checkpoints.files.safetensors_file import read_entries
 from vision.checkpoints.files.torch_file import read_torch_legacy, read_torch_zip
 from vision.checkpoints.native.checkpoint import read_checkpoint
-from vision.checkpoints.native.checkpoint_folder import BEST, latest
+from vision.checkpoints.native.checkpoint_folder import BEST, FOLDER, latest
 from vision.checkpoints.native.header import MARK
 from vision.files import open_file
 
@@ -75,7 +75,7 @@ def find_file(folder: Path) -> Path:
     """The checkpoint of a folder: of a run the best one or else the newest, of a hub's folder the
     weights, of any other folder its only file.
     """
-    inner = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
+    inner = folder / FOLDER if (folder / FOLDER).is_dir() else folder
     if (inner / BEST).is_file():
         return inner / BEST
     for path in (*latest(inner), *(folder / name for name in HUB_FILES)):

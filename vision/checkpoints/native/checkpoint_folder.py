@@ -13,6 +13,8 @@ from vision.checkpoints.errors import CheckpointError, system_errors
 from vision.checkpoints.native.header import Record, read_record
 from vision.files import replacing, sync_folder, temporary_name, write_all
 
+FOLDER = "checkpoints"
+"""Of a run."""
 BEST = "best.safetensors"
 _STEP = re.compile(r"step_(\d+)\.safetensors")
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
@@ -22,6 +24,11 @@ _CHUNK = 16 * 2**20
 def step_path(folder: Path, step: int) -> Path:
     """Where the checkpoint of a step is stored."""
     return folder / f"step_{step:08d}.safetensors"
+
+
+def run_of(file: Path) -> Path | None:
+    """The folder of the run that a checkpoint belongs to; None if it is elsewhere."""
+    return file.parent.parent if file.parent.name == FOLDER else None
 
 
 def latest(folder: Path) -> list[Path]:

@@ -12,11 +12,13 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from vision.checkpoints.native.checkpoint_folder import run_of
 from vision.evaluation.configs import HUBS, LOWER_IS_BETTER, SHARES
 from vision.evaluation.evaluate import Speed
 from vision.evaluation.model_metrics import Difference, ModelMetrics
 from vision.evaluation.multi_label_metrics import TUNED, MultiLabelMetrics
 from vision.evaluation.neighbours import NeighboursAccuracy
+from vision.models.cost.count import format_macs
 from vision.terminal import percent, plain
 
 FORMAT = 1
@@ -188,8 +190,8 @@ def short_name(path: Path) -> str:
     if str(path).startswith(HUBS):
         return str(path)
     place = path.resolve()
-    if place.parent.name == "checkpoints":
-        return place.parent.parent.name
+    if (run := run_of(place)) is not None:
+        return run.name
     return place.name if place.is_dir() else place.stem
 
 
@@ -252,7 +254,7 @@ def _summary(report: Report) -> Table:
         table.add_row("ECE after temperature scaling", *cells)
     table.add_section()
     table.add_row("parameters", *(f"{model.cost.parameters:,}" for model in models))
-    table.add_row("MACs", *(_macs(model.cost.macs) for model in models))
+    table.add_row("MACs", *(format_macs(model.cost.macs) for model in models))
     table.add_row("images/s, model alone", *(_number(m.speed.model, ",.0f") for m in models))
     table.add_row("images/s, with loading", *(_number(m.speed.total, ",.0f") for m in models))
     captions = []
@@ -330,7 +332,3 @@ def _titled(title: str, *columns: str) -> Table:
 
 def _number(value: float | None, style: str) -> str:
     return "–" if value is None else format(value, style)
-
-
-def _macs(value: int) -> str:
-    return f"{value / 1e9:.2f} G" if value >= 1e8 else f"{value / 1e6:.2f} M"

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from vision.checkpoints.native.checkpoint_folder import run_of
 from vision.config import ConfigError, pair
 from vision.data.images.decode import to_image
 from vision.data.preprocess import input_pixels
@@ -63,8 +64,7 @@ def output_folder(config: EvalConfig, checkpoint: Path) -> Path:
             parts.append(path.stem)
         if len(config.checkpoints) > 1:
             parts.append(f"compared-{len(config.checkpoints)}")
-        parent = path.parent.parent if path.parent.name == "checkpoints" else Path.cwd()
-        folder = parent / "evaluation" / "-".join(parts)
+        folder = (run_of(path) or Path.cwd()) / "evaluation" / "-".join(parts)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

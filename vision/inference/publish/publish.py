@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from vision.checkpoints.convert import write_as
+from vision.checkpoints.native.checkpoint_folder import run_of
 from vision.checkpoints.new_folder import check_new, new_folder
 from vision.checkpoints.open import open_model
 from vision.config import ConfigError, UserError
@@ -78,7 +79,7 @@ def publish(
 def _name(loaded: Loaded, config: PublishConfig) -> str:
     """The name of the run's folder or of the file."""
     path = loaded.opened.path.resolve()
-    return path.parent.parent.name if path.parent.name == "checkpoints" else path.stem
+    return run.name if (run := run_of(path)) is not None else path.stem
 
 
 def _write_weights(

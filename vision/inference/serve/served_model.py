@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vision.checkpoints.native.checkpoint_folder import run_of
 from vision.checkpoints.open import OpenedModel
 from vision.data.images.decode import Pixels, to_image
 from vision.data.preprocess import input_pixels
@@ -167,8 +168,9 @@ def temperature_for(loaded: Loaded, asked: Literal["auto"] | float) -> Temperatu
         return Temperature(asked, "the settings")
     opened = loaded.opened
     file = Path(opened.path).resolve()
-    if opened.record is not None and file.parent.name == "checkpoints":
-        reports = file.parent.parent.glob("evaluation/*/report.json")
+    run = run_of(file)
+    if opened.record is not None and run is not None:
+        reports = run.glob("evaluation/*/report.json")
         for report in sorted(reports, key=lambda path: path.stat().st_mtime, reverse=True):
             if (value := fitted_temperature(report, file, opened)) is not None:
                 return Temperature(value, f"the evaluation {report.parent.name}")

@@ -252,7 +252,7 @@ def table(cost: ModelCost) -> "Table":
 
 
 def _figures(row: LayerCost | ModelCost) -> list[str]:
-    return [f"{row.parameters:,}", _format_macs(row.macs), format_bytes(row.activation_bytes)]
+    return [f"{row.parameters:,}", format_macs(row.macs), format_bytes(row.activation_bytes)]
 
 
 def _attention_cell(attention: AttentionCost | None, kind: str) -> str:
@@ -275,7 +275,7 @@ def format_bytes(number: int) -> str:
     return f"{size:.0f} {units[0]}" if size >= 100 or units[0] == "B" else f"{size:.3g} {units[0]}"
 
 
-def _format_macs(number: int) -> str:
+def format_macs(number: int) -> str:
     if number == 0:
         return "0"
     return f"{number / 1e9:.2f} G" if number >= 1e8 else f"{number / 1e6:.2f} M"

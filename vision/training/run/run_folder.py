@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from vision.checkpoints.errors import CheckpointError
-from vision.checkpoints.native.checkpoint_folder import latest
+from vision.checkpoints.native.checkpoint_folder import FOLDER, latest
 from vision.checkpoints.native.header import read_record
 from vision.config import ConfigError, UserError
 from vision.evaluation.configs import LOWER_IS_BETTER
@@ -100,7 +100,7 @@ class Run:
     @property
     def checkpoints(self) -> Path:
         """Folder of the checkpoints."""
-        return self.folder / "checkpoints"
+        return self.folder / FOLDER
 
     @property
     def status_file(self) -> Path:

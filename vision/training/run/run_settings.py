@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vision.checkpoints.native.checkpoint_folder import run_of
+
 FREE = (
     "name",
     "output",
@@ -103,8 +105,7 @@ def _weights(place: str) -> str:
         return name.rpartition("/")[2]
     path = Path(place).expanduser()
     path = path.resolve() if path.exists() else path
-    if path.parent.name == "checkpoints":  # a file of a run
-        path = path.parent.parent
+    path = run_of(path) or path
     stem = path.name if path.is_dir() or path.name == path.stem else path.stem
     stem = _DIGEST.sub("", stem)
     for ending in _ENDINGS:
