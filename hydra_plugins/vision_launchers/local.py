@@ -31,7 +31,7 @@ from vision.training.run.run_folder import PREEMPTED, Run
 from vision.training.run.stop import StopRequest, stop_requests
 
 if TYPE_CHECKING:
-    from vision.cli.composition import SweepJob
+    from vision.cli.sweep_checks import SweepJob
 
 OUTPUT = "output.log"
 """File in a run's folder with the output of a job that runs side by side with others."""
@@ -75,7 +75,7 @@ class LocalProcessLauncher(Launcher):
         """Run a batch of jobs. Raises RunPreemptedError if the sweep was stopped, and in a plain
         sweep RunFailedError, without a message, after it has listed the jobs that failed.
         """
-        from vision.cli.composition import compose_jobs
+        from vision.cli.sweep_checks import compose_jobs
 
         jobs = compose_jobs(self.hydra_context, self.config, job_overrides, initial_job_idx)
         results = {n: result for n, job in enumerate(jobs) if (result := _stored_result(job))}

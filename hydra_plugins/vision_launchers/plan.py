@@ -39,8 +39,7 @@ class PlanLauncher(Launcher):
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
         """Print a batch of jobs."""
-        from vision.cli.composition import compose_jobs
-        from vision.cli.sweep_checks import differences
+        from vision.cli.sweep_checks import compose_jobs, differences
 
         jobs = compose_jobs(self.hydra_context, self.config, job_overrides, initial_job_idx)
         for job, own in zip(jobs, differences(job_overrides), strict=True):

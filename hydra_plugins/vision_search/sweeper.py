@@ -189,7 +189,7 @@ class LaunchedTrials:
 
     def _find(self, trial: Trial) -> tuple[Run, TrainConfig]:
         if trial.number not in self._runs:
-            from vision.cli.composition import compose_jobs
+            from vision.cli.sweep_checks import compose_jobs
 
             context, config = self._sweeper.hydra_context, self._sweeper.config
             assert context is not None and config is not None

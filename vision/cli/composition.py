@@ -20,10 +20,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.core.utils import setup_globals
 from hydra.errors import HydraException, MissingConfigException
-from hydra.types import HydraContext
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from vision.cli.app import Choices, Command
@@ -303,37 +301,6 @@ def expand(overrides: Sequence[Override], all_points: bool) -> Jobs:
     fixed = {key: words[0] for key, words in values.items() if key not in swept}
     jobs = [list(words) for words in itertools.product(*values.values())]
     return Jobs(fixed, swept, jobs if all_points else jobs[:1])
-
-
-@dataclass(frozen=True)
-class SweepJob:
-    """A job of a sweep, composed within Hydra."""
-
-    overrides: list[str]
-    config: DictConfig
-    """The settings of the command, and those of Hydra as `hydra`."""
-    settings: dict[str, Any]
-    """The settings of the command, resolved."""
-    folder: Path
-
-
-def compose_jobs(
-    context: HydraContext, config: DictConfig, batch: Sequence[Sequence[str]], first: int
-) -> list[SweepJob]:
-    """Compose the settings of every job, numbered from `first`, for a launcher or a sweeper."""
-    setup_globals()
-    jobs = []
-    for number, overrides in enumerate(batch, first):
-        job = context.config_loader.load_sweep_config(config, list(overrides))
-        with open_dict(job):
-            job.hydra.job.id = job.hydra.job.num = number
-        HydraConfig.instance().set_config(job)  # for references such as ${hydra:job.num}
-        sweep = job.hydra.sweep
-        with read_write(job.hydra):
-            sweep.subdir = str(sweep.subdir)
-        folder = Path(sweep.dir, sweep.subdir)
-        jobs.append(SweepJob(list(overrides), job, plain(job)[0], folder))
-    return jobs
 
 
 def checked(command: Command, values: Mapping[str, Any], chosen: Choices) -> Any:

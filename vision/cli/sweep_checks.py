@@ -1,5 +1,5 @@
 """Checks of a sweep before Hydra makes a folder: settings are parsed, runs are decided on. Also the
-names of the runs' folders.
+names of the runs' folders, and the jobs as launchers and sweepers get them.
 """
 
 import atexit
@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from hydra.core.utils import setup_globals
+from hydra.types import HydraContext
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 
 from vision.cli.app import Command
 from vision.cli.composition import Composer, Jobs, check_settings, expand, plain
@@ -190,3 +193,34 @@ def _digest(text: str) -> str:
 
 # Every process that runs jobs imports this module, along with the function of the job.
 OmegaConf.register_new_resolver("point_name", _point_name, replace=True)
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """A job of a sweep, composed within Hydra."""
+
+    overrides: list[str]
+    config: DictConfig
+    """The settings of the command, and those of Hydra as `hydra`."""
+    settings: dict[str, Any]
+    """The settings of the command, resolved."""
+    folder: Path
+
+
+def compose_jobs(
+    context: HydraContext, config: DictConfig, batch: Sequence[Sequence[str]], first: int
+) -> list[SweepJob]:
+    """Compose the settings of every job, numbered from `first`, for a launcher or a sweeper."""
+    setup_globals()
+    jobs = []
+    for number, overrides in enumerate(batch, first):
+        job = context.config_loader.load_sweep_config(config, list(overrides))
+        with open_dict(job):
+            job.hydra.job.id = job.hydra.job.num = number
+        HydraConfig.instance().set_config(job)  # for references such as ${hydra:job.num}
+        sweep = job.hydra.sweep
+        with read_write(job.hydra):
+            sweep.subdir = str(sweep.subdir)
+        folder = Path(sweep.dir, sweep.subdir)
+        jobs.append(SweepJob(list(overrides), job, plain(job)[0], folder))
+    return jobs
