@@ -121,7 +121,7 @@ def test_pixels_of_a_map_show_each_cell_where_it_lies() -> None:
         ("rolout", {}, r"'rolout'\. Did you mean 'rollout'\?"),
         ("rollout", {"discrad": 0.1}, r"'discrad'\. Did you mean 'discard'\?"),
         ("cam_rollout", {"query": (0, 0)}, "has no query"),
-        ("attention", {"layer": 9}, "Layer 9 was not captured"),
+        ("attention", {"layer": 9}, "Unknown layer 9"),
         ("attention", {"head": 7}, "head 7"),
         ("attention", {"query": "class"}, r"token 'class'\. Prefix tokens of this model: none"),
         ("attention", {"query": (99, 0)}, "outside the grid"),
