@@ -28,10 +28,11 @@ from vision.models.swin_v2 import SwinV2Block, WindowAttentionV2
 from vision.models.windows import BlockWindows, StageWindows
 
 VERSIONS = ["swin_tiny", "swinv2_tiny"]
+slow = pytest.mark.slow
 PEER_SIZE = {"swin_tiny": 224, "swinv2_tiny": 256}
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", ["swin_tiny", pytest.param("swinv2_tiny", marks=slow)])
 def test_swin_of_the_papers_size_equals_timm(version: str) -> None:
     size = PEER_SIZE[version]
     name = {"swin_tiny": "swin_tiny_patch4_window7_224", "swinv2_tiny": "swinv2_tiny_window8_256"}
@@ -40,7 +41,7 @@ def test_swin_of_the_papers_size_equals_timm(version: str) -> None:
     assert_equal(ours, peer, from_timm, random_images(1, 3, size, size), modes=(True,))
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", [pytest.param("swin_tiny", marks=slow), "swinv2_tiny"])
 def test_swin_of_the_papers_size_equals_torchvision(version: str) -> None:
     size = PEER_SIZE[version]
     build = {"swin_tiny": torchvision.models.swin_t, "swinv2_tiny": torchvision.models.swin_v2_t}

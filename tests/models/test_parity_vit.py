@@ -28,8 +28,8 @@ from vision.models.vit import Block
     ("name", "size"),
     [
         ("vit_tiny", (224, 224)),
-        ("vit_small", (96, 128)),
-        ("vit_base", (64, 96)),
+        pytest.param("vit_small", (96, 128), marks=pytest.mark.slow),
+        pytest.param("vit_base", (64, 96), marks=pytest.mark.slow),
         pytest.param("vit_small", (224, 224), marks=pytest.mark.slow),
         pytest.param("vit_base", (224, 224), marks=pytest.mark.slow),
     ],

@@ -55,7 +55,7 @@ def test_attended_padding_equals_torchvision_at_any_size_in_both_precisions(
     ("version", "build", "size"),
     [
         ("swin_tiny", torchvision.models.swin_t, 256),
-        ("swinv2_tiny", torchvision.models.swin_v2_t, 224),
+        pytest.param("swinv2_tiny", torchvision.models.swin_v2_t, 224, marks=pytest.mark.slow),
     ],
 )
 def test_attended_padding_equals_torchvision_at_the_papers_size(

@@ -23,8 +23,8 @@ def baseline(name: str) -> TimmConfig:
     [
         ("mvitv2_tiny", 224, 64),
         ("halonet26t", 256, None),
-        ("botnet26t_256", 256, 64),
-        ("coatnet_0_rw_224", 224, 64),
+        pytest.param("botnet26t_256", 256, 64, marks=pytest.mark.slow),
+        pytest.param("coatnet_0_rw_224", 224, 64, marks=pytest.mark.slow),
         pytest.param("coatnet_pico_rw_224", 224, 64, marks=pytest.mark.slow),
     ],
 )
