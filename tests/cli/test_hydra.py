@@ -567,10 +567,10 @@ def test_sweep_with_a_failed_job_ends_with_code_1_after_the_others(
 
 @pytest.mark.parametrize("parallel", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_error_of_a_job_of_the_default_launcher_is_worded_once(parallel: int) -> None:
-    words = ["info", "-m", "hydra/launcher=local", f"hydra.launcher.parallel={parallel}"]
-    result = run_process(*words, "model=vit_tiny,auto", "data.image_size=32")
+    words = ["compare", "-m", "hydra/launcher=local", f"hydra.launcher.parallel={parallel}"]
+    result = run_process(*words, "runs=[nowhere],[elsewhere]")
     assert result.returncode == 1
-    assert result.stderr.count("model=auto takes the model from weights") == 1
+    assert result.stderr.count("'nowhere' does not exist") == 1
     assert "Error executing job" not in result.stderr
 
 
