@@ -250,7 +250,7 @@ def test_find_images_takes_folders_patterns_and_lists_each_file_once(tmp_path: P
     listed = io.StringIO(f"{tmp_path / 'b.jpg'}\n\n{tmp_path / 'odd name'}\n")
     assert find_images(["-"], listed) == [tmp_path / "b.jpg", tmp_path / "odd name"]
     tmp_path.joinpath("empty").mkdir()
-    with pytest.raises(ConfigError, match="no image in"):
+    with pytest.raises(ConfigError, match="no images found in"):
         find_images([str(tmp_path / "empty")])
 
 

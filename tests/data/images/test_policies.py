@@ -295,7 +295,7 @@ def test_three_augment_chooses_one_of_three_equally_often(image: Image.Image) ->
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rand-m9", "no augmentation policy 'rand-m9'"),
+        ("rand-m9", "augmentation policy 'rand-m9'"),
         ("trivial_augmnt", "Did you mean 'trivial_augment'"),
         ("timm:m9", "followed by rand"),
         ("timm:rand-x9", "'x9'"),

@@ -22,7 +22,7 @@ from vision.training.run import log
 from vision.training.run.distributed import World
 from vision.training.run.run_folder import PREEMPTED
 from vision.training.run.stop import Stopped, StopRequest, stop_requests
-from vision.training.tasks import classification, probe
+from vision.training.tasks import probe, task
 
 ALONE = World(0, 1, torch.device("cpu"))
 SETTINGS = [*RICH, "duration=12steps", "evaluate_every=4steps", "checkpoint.every=5steps"]
@@ -81,12 +81,12 @@ def test_run_stopped_in_an_evaluation_repeats_it_and_ends_in_the_same_bits(
 ) -> None:
     config = small_config(tmp_path, *SETTINGS)
     with monkeypatch.context() as stopping:
-        drawn = stop_at(stopping, classification, "evaluation_batches", batch)
+        drawn = stop_at(stopping, task, "evaluation_batches", batch)
         assert train(config) == PREEMPTED
     assert drawn[-1] == batch  # no further one
     assert status(tmp_path)["status"] == "preempted" and status(tmp_path)["step"] == step
     with monkeypatch.context() as stopping:  # and again, in the repeated evaluation
-        drawn = stop_at(stopping, classification, "evaluation_batches", 1)
+        drawn = stop_at(stopping, task, "evaluation_batches", 1)
         assert train(config) == PREEMPTED
     assert drawn[-1] == 1
     assert status(tmp_path)["step"] == step
@@ -258,7 +258,7 @@ def test_resumed_run_stopped_while_it_is_built_stays_as_it_was(
 ) -> None:
     config = small_config(tmp_path, *SETTINGS)
     with monkeypatch.context() as stopping:
-        stop_at(stopping, classification, "evaluation_batches", 1)
+        stop_at(stopping, task, "evaluation_batches", 1)
         assert train(config) == PREEMPTED
         before = status(tmp_path)
         stopping.setattr(job, "build_model", lambda *_, **__: signal.raise_signal(signal.SIGINT))
@@ -304,14 +304,14 @@ def test_batches_end_in_all_processes_when_another_one_is_asked_to_stop() -> Non
 STOPPED_IN_RANK_1 = """
 import os, signal, sys
 from vision.cli.app import main
-from vision.training.tasks import classification
-real = classification.evaluation_batches
+from vision.training.tasks import task
+real = task.evaluation_batches
 def stopping(*given):
     for number, batch in enumerate(real(*given)):
         if os.environ["RANK"] == "1" and number == 1:
             signal.raise_signal(signal.SIGTERM)
         yield batch
-classification.evaluation_batches = stopping
+task.evaluation_batches = stopping
 sys.exit(main(["train", *sys.argv[1:]]))
 """
 
