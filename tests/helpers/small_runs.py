@@ -52,13 +52,19 @@ def words(folder: Path, *more: str, model: str = "vit_mini", shapes: bool = True
 def small_config(folder: Path, *more: str, model: str = "vit_mini") -> TrainConfig:
     """The same, parsed."""
     small = [word for word in words(folder, model=model) if not word.startswith("output=")]
-    values = copy.deepcopy(_composed(*small, *more))
+    values = composed(*small, *more)
     return parse(TrainConfig, values | {"output": str(folder)})
+
+
+def composed(*given: str) -> dict[str, Any]:
+    """The settings of a training. Many runs differ in their folder alone, and composing takes as
+    long as some of them: the same words are composed once.
+    """
+    return copy.deepcopy(_composed(*given))
 
 
 @cache
 def _composed(*given: str) -> dict[str, Any]:
-    """Many runs differ in their folder alone; composing takes as long as some of them."""
     return compose("train", given)[0]
 
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from small_runs import composed
 
 from vision.checkpoints.native.checkpoint import write_checkpoint
-from vision.cli.composition import compose
 from vision.config import parse
 from vision.models.build import build_model
 from vision.training.configs import TrainConfig
@@ -17,8 +17,7 @@ CLASSES = ["bear", "cat", "dog", "eel"]
 def a_run(folder: Path, *overrides: str, classes: Sequence[str] = CLASSES) -> Path:
     """The folder of a run of a small model for images of 24 × 24 pixels."""
     chosen = overrides or ("model=vit_mini", "model.width=32")
-    values, _ = compose("train", ["data.image_size=24", *chosen])
-    config = parse(TrainConfig, values)
+    config = parse(TrainConfig, composed("data.image_size=24", *chosen))
     model = build_model(config.model, (24, 24), classes=len(classes), seed=1)
     generator = torch.Generator().manual_seed(0)
     tensors = {
