@@ -262,8 +262,8 @@ def test_second_start_is_refused_while_jobs_of_the_sweep_are_in_the_queue(tmp_pa
     ("word", "message"),
     [
         ("hydra.launcher.partitoin=x", "Did you mean 'partition'?"),
-        ("hydra.launcher.timeout_min=soon", "could not be converted to Integer"),
-        ("hydra.launcher.nodes=1", "choose hydra/launcher=local"),
+        pytest.param("hydra.launcher.timeout_min=soon", "to Integer", marks=pytest.mark.slow),
+        pytest.param("hydra.launcher.nodes=1", "hydra/launcher=local", marks=pytest.mark.slow),
     ],
 )
 def test_sweep_for_slurm_with_a_mistake_is_refused(tmp_path: Path, word: str, message: str) -> None:
