@@ -206,6 +206,8 @@ def work(words, home):
     for _ in range(600):
         time.sleep(0.1)
 app._dispatch = work
+# Where tests run in the background, a shell may have set interrupts to be ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.exit(app.main(["info"]))
 """
 

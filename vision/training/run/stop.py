@@ -117,21 +117,27 @@ def interrupts_kept() -> Iterator[None]:
     """Within, an interrupt from the keyboard is raised again where Python drops it, as it does with
     whatever a destructor or a weak reference's callback raises.
     """
-    before = sys.unraisablehook
+    if not _in_main_thread():
+        yield
+        return
+    hook_before = sys.unraisablehook
 
+    # A timer of the system, not a thread: to start one takes the hook long enough for the interrupt
+    # to come while it runs, where it would be dropped once more.
     def hook(dropped: "sys.UnraisableHookArgs") -> None:
         if dropped.exc_type is KeyboardInterrupt:
-            later = threading.Timer(_AGAIN, signal.raise_signal, [signal.SIGINT])
-            later.daemon = True
-            later.start()
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN)
         else:
-            before(dropped)
+            hook_before(dropped)
 
+    alarm_before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     sys.unraisablehook = hook
     try:
         yield
     finally:
-        sys.unraisablehook = before
+        sys.unraisablehook = hook_before
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, alarm_before)
 
 
 def say_stopped(reason: str) -> None:
