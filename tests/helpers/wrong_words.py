@@ -204,7 +204,7 @@ def _unbalanced(rng: random.Random, key: str, group: str, settings: Settings) ->
 def _deleted(rng: random.Random, key: str, group: str, settings: Settings) -> Wrong:
     parent = key.rpartition(".")[0] or key
     word = rng.choice([key, key, f"{key}.x", f"{key}=nothing_like_it", parent, "nothing", "hydra"])
-    sure = word not in ("nothing", "hydra")  # which may be images
+    sure = word not in ("nothing", "hydra", "data")  # the first two may be images; data may be null
     return Wrong("deletion", (f"~{word}",), word.partition("=")[0], sure)
 
 

@@ -186,16 +186,21 @@ def open_model(
     renamed = class_names is not None and _trained_here(stored) and found.class_names != class_names
     same_classes = wanted == found.classes and not renamed
     own_head = same_classes and not isinstance(config, TimmConfig)
-    built = build_model(
-        config,
-        size,
-        channels=channels,
-        classes=wanted,
-        seed=seed,
-        # No memory is taken for what the file replaces. timm's models have buffers, which do not
-        # come back from there.
-        device="meta" if own_head else "cpu",
-    )
+    try:
+        built = build_model(
+            config,
+            size,
+            channels=channels,
+            classes=wanted,
+            seed=seed,
+            # No memory is taken for what the file replaces. timm's models have buffers, which do
+            # not come back from there.
+            device="meta" if own_head else "cpu",
+        )
+    except ConfigError as error:
+        if image_size is not None:
+            raise
+        raise CheckpointError(f"{stored.path}: {error}") from error  # the size is the file's own
     new_head: NewHead = "never" if classes is None else "other_classes" if renamed else "auto"
     try:
         fitting = put(

@@ -252,5 +252,11 @@ def test_thousands_of_files_are_read_or_refused(tmp_path: Path, kind: str, first
     assert read + refused == 3000 and refused > 1000
 
 
+def test_file_with_a_size_that_its_timm_model_does_not_take_is_refused_by_its_name(
+    tmp_path: Path,
+) -> None:
+    assert fuzz(tmp_path, "records", 1882, 1) == (0, 1)
+
+
 if __name__ == "__main__":
     worker(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
