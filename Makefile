@@ -10,7 +10,7 @@ train: .venv/.installed   ## train on the embedded data set, then evaluate; ARGS
 	$(BIN)/python train.py experiment=shapes_fast $(ARGS)
 	$(BIN)/python eval.py checkpoint=outputs/latest
 
-test: .venv/.installed    ## the default tests: 17 minutes of CPU time
+test: .venv/.installed    ## the default tests: 15 minutes of CPU time
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 test-all: .venv/.installed  ## also what takes minutes: inductor, kills, fuzzing

@@ -18,6 +18,7 @@ from rich.table import Table
 from torch import Tensor
 
 from vision.checkpoints.native.checkpoint import write_checkpoint
+from vision.checkpoints.native.checkpoint_folder import run_of
 from vision.checkpoints.open import OpenedModel, open_model
 from vision.config import ConfigError, shorten
 from vision.data.configs import DataConfig
@@ -217,8 +218,10 @@ def _ends(config: AverageConfig) -> tuple[list[str], list[OpenedModel], list[str
     place = config.runs[0]
     result = _open(place, config)
     assert result.record is not None
-    probe = result.path.resolve().parent.parent / "probe"
-    init = config.init or (str(probe) if probe.is_dir() else result.record.config.init)
+    run = run_of(result.path.resolve())
+    init = config.init or result.record.config.init
+    if config.init is None and run is not None and (run / "probe").is_dir():
+        init = str(run / "probe")
     if init == "pretrained":
         init = result.config.pretrained
     if init is None:

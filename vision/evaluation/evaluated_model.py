@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from vision.checkpoints.native.checkpoint_folder import run_of
 from vision.checkpoints.open import OpenedModel, open_model
 from vision.config import ConfigError, shorten, suggest
 from vision.data.configs import (
@@ -159,9 +160,9 @@ def own_data(opened: OpenedModel) -> DataConfig:
             f"checkpoint: {opened.path} is not of a run of this project and does not specify its "
             "images: give data=…"
         )
-    split = opened.path.resolve().parent.parent / "split.csv"
-    if isinstance(data, FolderConfig) and split.is_file():
-        return with_saved_split(data, split)
+    run = run_of(opened.path.resolve())
+    if isinstance(data, FolderConfig) and run is not None and (run / "split.csv").is_file():
+        return with_saved_split(data, run / "split.csv")
     return data
 
 

@@ -189,9 +189,10 @@ def fitted_temperature(report: Path, file: Path, opened: OpenedModel) -> float |
                 and model["weights"] == opened.weights
                 and tuple(model["image_size"]) == tuple(opened.image_size)
             )
-            scaled = model["calibration"]["temperature"]
-            if same and scaled is not None and not scaled["at_limit"]:
-                return float(scaled["temperature"])
+            if same:
+                scaled = model["calibration"]["temperature"]
+                usable = scaled is not None and not scaled["at_limit"]
+                return float(scaled["temperature"]) if usable else None
     except (OSError, ValueError, KeyError, TypeError):
         return None  # a report of another version, or cut short
     return None
